@@ -1,0 +1,1 @@
+"""Triton kernels for paged attention, each beside the eager reference that is its specification."""

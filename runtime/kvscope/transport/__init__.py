@@ -1,0 +1,1 @@
+"""How events travel: publisher, control server, client, discovery and recordings. No torch."""
