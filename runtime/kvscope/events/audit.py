@@ -1,0 +1,155 @@
+"""The auditor: checks the invariants of a paged pool over a stream of events.
+
+It runs on whatever can be folded: the live stream, a recording, the events of a test. `check_event` looks at one
+event against the state just before it; `check_state` looks at a whole state. Neither mutates.
+
+    1  ref count = number of table entries; free + held + cached = pool
+    2  only a free block is handed out
+    3  no write to a shared block; written positions are a prefix without holes; no needless copy
+    6  a copy preserves exactly the written slots
+    7  an idle engine holds nothing
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+from kvscope.events import types as ev
+from kvscope.events.state import EngineState, FoldError, apply_event
+from kvscope.events.types import Batch, Event
+
+
+class Finding(NamedTuple):
+    """One broken invariant. `rule` is its number above."""
+
+    rule: int
+    message: str
+    step: int
+
+
+class Auditor:
+    """Folds a stream and collects what is wrong with it."""
+
+    def __init__(self, state: EngineState | None = None) -> None:
+        self.state = state if state is not None else EngineState()
+        self.findings: list[Finding] = []
+
+    def observe(self, batch: Batch) -> list[Finding]:
+        """Check and fold one batch; the new findings are returned and kept.
+
+        Raises:
+            FoldError: the batch cannot be applied at all.
+        """
+        state = self.state
+        if state.epoch and batch.epoch != state.epoch:
+            raise FoldError("the batch belongs to another engine life")
+        state.epoch, state.step, state.phase, state.time_ns = batch.epoch, batch.step, batch.phase, batch.time_ns
+        found: list[Finding] = []
+        for event in batch.events:
+            found += check_event(self.state, event)
+            self.state = apply_event(self.state, event)
+        found += check_state(self.state)
+        self.findings += found
+        return found
+
+
+def check_event(state: EngineState, event: Event) -> list[Finding]:
+    """What is wrong with this event, given the state just before it."""
+    match event:
+        case ev.AuditFinding():
+            messages = [(event.rule, event.message)]
+        case ev.BlocksAllocated():
+            messages = [(2, f"P{b} handed out while held") for b in event.block_ids if _refs(state, b) > 0]
+            messages += [(2, f"P{b} handed out twice") for b, n in Counter(event.block_ids).items() if n > 1]
+        case ev.BlockCopied():
+            messages = _check_copy(state, event)
+        case ev.SlotsWritten():
+            messages = _check_write(state, event)
+        case ev.BlocksShared():
+            messages = _check_share(state, event)
+        case ev.BlocksReleased():
+            messages = _check_release(state, event)
+        case _:
+            messages = []
+    return [Finding(rule, message, state.step) for rule, message in messages]
+
+
+def _check_copy(state: EngineState, event: ev.BlockCopied) -> list[tuple[int, str]]:
+    messages = []
+    source, target, block_size = event.source_block, event.target_block, _block_size(state)
+    if _refs(state, target) > 0:
+        messages.append((2, f"P{target} handed out as a copy while held"))
+    if _refs(state, source) <= 1:
+        messages.append((3, f"P{source} copied although {event.sequence_id} is its last holder"))
+    if event.num_slots >= block_size:
+        messages.append((3, f"P{source} copied although it is full"))
+    if 0 <= source < len(state.written_slots) and event.num_slots != state.written_slots[source]:
+        messages.append(
+            (6, f"P{source} has {state.written_slots[source]} written slots, {event.num_slots} were copied")
+        )
+    table = state.sequence(event.sequence_id).block_table
+    if event.logical_block >= len(table) or table[event.logical_block] != source:
+        messages.append((6, f"L{event.logical_block} of {event.sequence_id} was not P{source}"))
+    return messages
+
+
+def _check_write(state: EngineState, event: ev.SlotsWritten) -> list[tuple[int, str]]:
+    sequence, block_size = state.sequence(event.sequence_id), _block_size(state)
+    messages = []
+    if event.start != sequence.num_written:
+        messages.append((3, f"{event.sequence_id} wrote from {event.start}, its KV ends at {sequence.num_written}"))
+    first, last = event.start // block_size, (max(event.stop, event.start + 1) - 1) // block_size
+    messages += [
+        (3, f"{event.sequence_id} wrote into shared P{block_id} (ref count {_refs(state, block_id)})")
+        for block_id in sequence.block_table[first : last + 1]
+        if _refs(state, block_id) > 1
+    ]
+    return messages
+
+
+def _check_share(state: EngineState, event: ev.BlocksShared) -> list[tuple[int, str]]:
+    held = state.sequence(event.from_sequence_id).block_table[: len(event.block_ids)]
+    if held == event.block_ids:
+        return []
+    return [(1, f"{event.sequence_id} shares blocks that {event.from_sequence_id} does not hold")]
+
+
+def _check_release(state: EngineState, event: ev.BlocksReleased) -> list[tuple[int, str]]:
+    messages = []
+    table = state.sequence(event.sequence_id).block_table
+    if table != event.block_ids:
+        messages.append((1, f"{event.sequence_id} released {event.block_ids}, its table is {table}"))
+    freed = [block_id for block_id in event.block_ids if _refs(state, block_id) == 1]
+    if freed != event.freed_block_ids:
+        messages.append((1, f"blocks {freed} reach ref count 0, the event says {event.freed_block_ids}"))
+    return messages
+
+
+def check_state(state: EngineState) -> list[Finding]:
+    """Invariants 1, 3 and 7 over the whole state; O(pool + table entries)."""
+    entries = Counter(
+        block_id for request in state.requests.values() for seq in request.sequences for block_id in seq.block_table
+    )
+    messages = [
+        (1, f"P{block_id} has ref count {count}, {entries[block_id]} table entries point at it")
+        for block_id, count in enumerate(state.ref_counts)
+        if count != entries[block_id]
+    ]
+    messages += [
+        (3, f"P{block_id} is free but has {written} written slots")
+        for block_id, written in enumerate(state.written_slots)
+        if written and state.ref_counts[block_id] == 0
+    ]
+    active = any(request.status == "running" for request in state.requests.values())
+    if not active and entries:
+        messages.append((7, f"nothing runs, yet {len(entries)} blocks are held"))
+    return [Finding(rule, message, state.step) for rule, message in messages]
+
+
+def _refs(state: EngineState, block_id: int) -> int:
+    return state.ref_counts[block_id] if 0 <= block_id < len(state.ref_counts) else 0
+
+
+def _block_size(state: EngineState) -> int:
+    if state.info is None:
+        raise FoldError("the engine has not been announced")
+    return state.info.block_size

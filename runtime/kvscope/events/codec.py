@@ -1,0 +1,126 @@
+"""Events to bytes and back: MessagePack on the wire, msgspec structs in memory.
+
+A batch is the array `[epoch, step, phase, time_ns, events]`; an event is a map with `"type"`. Unknown kinds and
+events that do not validate cost one event each and are counted; unknown fields are skipped. Anything that is not a
+batch at all is a DecodeError with one line of reason.
+"""
+
+from typing import Any, NamedTuple
+
+import msgpack
+import msgspec
+
+from kvscope.events.state import EngineState, FullState
+from kvscope.events.text import make_printable
+from kvscope.events.types import Batch, Event
+
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+MAX_STATE_BYTES = 256 * 1024 * 1024
+MAX_EVENTS_PER_BATCH = 100_000
+
+EVENT_CLASSES: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in Event.__subclasses__()}
+
+
+class DecodeError(ValueError):
+    """The bytes are not what they should be; the message is one line."""
+
+
+class DecodedBatch(NamedTuple):
+    batch: Batch
+    num_refused_events: int  # unknown kind, or fields that do not validate
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """The wire form of a batch. Deterministic: equal batches give equal bytes."""
+    events = [msgspec.to_builtins(event, builtin_types=(bytes,)) for event in batch.events]
+    encoded: bytes = msgpack.packb([batch.epoch, batch.step, batch.phase, batch.time_ns, events])
+    return encoded
+
+
+def decode_batch(payload: bytes, *, printable: bool = False) -> DecodedBatch:
+    """Parse one payload; with `printable`, every string in it is made safe for a terminal.
+
+    Raises:
+        DecodeError: not MessagePack, too large, or not shaped like a batch.
+    """
+    fields = _unpack(payload, MAX_BATCH_BYTES, printable=printable)
+    if not isinstance(fields, list) or len(fields) < 5 or not isinstance(fields[4], list):
+        raise DecodeError("not an event batch: expected [epoch, step, phase, time_ns, events]")
+    if len(fields[4]) > MAX_EVENTS_PER_BATCH:
+        raise DecodeError(f"{len(fields[4])} events in one batch; the limit is {MAX_EVENTS_PER_BATCH}")
+    events = [event for event in map(_convert_event, fields[4]) if event is not None]
+    header = dict(zip(("epoch", "step", "phase", "time_ns"), fields[:4], strict=True))
+    try:
+        batch = msgspec.convert({**header, "events": ()}, Batch)
+    except msgspec.ValidationError as error:
+        raise DecodeError(f"not an event batch: {error}") from None
+    batch = msgspec.structs.replace(batch, events=tuple(events))
+    return DecodedBatch(batch, len(fields[4]) - len(events))
+
+
+def encode_state(state: EngineState) -> bytes:
+    """The snapshot form of a state."""
+    encoded: bytes = msgpack.packb(msgspec.to_builtins(state, builtin_types=(bytes,)))
+    return encoded
+
+
+def decode_state(payload: bytes, *, printable: bool = False) -> EngineState:
+    """Raises DecodeError when the payload is not a state, or its tables do not fit its pool."""
+    fields = _unpack(payload, MAX_STATE_BYTES, printable=printable)
+    try:
+        state = msgspec.convert(fields, EngineState)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise DecodeError(f"not an engine state: {error}") from None
+    _check_shape(state)
+    return state
+
+
+def _unpack(payload: bytes, max_bytes: int, *, printable: bool) -> Any:
+    if len(payload) > max_bytes:
+        raise DecodeError(f"{len(payload)} bytes in one frame; the limit is {max_bytes}")
+    try:
+        decoded = msgpack.unpackb(payload, ext_hook=_refuse_extension, max_ext_len=0, strict_map_key=True)
+    except DecodeError:
+        raise
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError, TypeError) as error:
+        reason = str(error) or type(error).__name__
+        raise DecodeError(f"not MessagePack: {make_printable(reason)}") from None
+    return _printable_strings(decoded) if printable else decoded
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise DecodeError(f"MessagePack extension type {code} is not part of the protocol")
+
+
+def _printable_strings(value: Any) -> Any:
+    if isinstance(value, str):
+        return make_printable(value)
+    if isinstance(value, list):
+        return [_printable_strings(item) for item in value]
+    if isinstance(value, dict):
+        return {make_printable(key) if isinstance(key, str) else key: _printable_strings(v) for key, v in value.items()}
+    return value
+
+
+def _convert_event(fields: Any) -> Event | None:
+    if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
+        return None
+    event_class = EVENT_CLASSES.get(fields["type"])
+    if event_class is None:
+        return None
+    try:
+        event: Event = msgspec.convert(fields, event_class)
+        if isinstance(event, FullState):
+            _check_shape(event.state)
+    except (msgspec.ValidationError, DecodeError, RecursionError):
+        return None
+    return event
+
+
+def _check_shape(state: EngineState) -> None:
+    num_blocks = state.info.num_blocks if state.info is not None else 0
+    if len(state.ref_counts) != num_blocks or len(state.written_slots) != num_blocks:
+        raise DecodeError("engine state: the block lists do not have the pool's length")
+    tables = [seq.block_table for request in state.requests.values() for seq in request.sequences]
+    if any(not 0 <= block_id < num_blocks for table in tables for block_id in table):
+        raise DecodeError("engine state: a block table points outside the pool")

@@ -1,0 +1,123 @@
+"""Events as sentences, for the ticker and for logs."""
+
+from kvscope.events import types as ev
+from kvscope.events.state import EngineState, FullState
+from kvscope.events.types import Event, FinishReason
+
+MAX_LISTED_BLOCKS = 6
+_FINISH_WORDS: dict[FinishReason, str] = {
+    "stop": "reached its end",
+    "length": "reached max_tokens",
+    "cancelled": "was cancelled",
+}
+
+
+def describe(event: Event, state: EngineState) -> str | None:
+    """One sentence for the event, or None for bookkeeping. `state` is the state just after the event."""
+    match event:
+        case ev.BlocksAllocated(sequence_id=seq, block_ids=ids, first_logical_block=first):
+            return f"{seq} reserves {_blocks(ids)} as {_logical(first, len(ids))}"
+        case ev.BlocksShared(sequence_id=seq, from_sequence_id=other, block_ids=ids):
+            return f"{seq} shares {_blocks(ids)} with {other}: no new blocks"
+        case ev.BlockCopied():
+            return _describe_copy(event, state)
+        case ev.SlotsWritten(sequence_id=seq, start=start, stop=stop):
+            return f"{seq} wrote {_positions(start, stop)} {_place(event, state)}".rstrip()
+        case ev.BlocksReleased(sequence_id=seq, block_ids=ids, freed_block_ids=freed):
+            kept = len(ids) - len(freed)
+            tail = f", {kept} still shared" if kept else ""
+            return f"{seq} lets go of {_blocks(ids)}: {len(freed)} back to the pool{tail}"
+        case ev.TokensGenerated(sequence_id=seq, pieces=pieces):
+            return f"{seq} chose {''.join(pieces)!r} (no KV yet)"
+        case _:
+            return _describe_request(event) or _describe_life(event)
+
+
+def _describe_request(event: Event) -> str | None:
+    match event:
+        case ev.RequestSubmitted(request_id=request, prompt_token_ids=ids, params=params):
+            candidates = f", n={params.n}" if params.n > 1 else ""
+            return f"{request} submitted: {len(ids)} prompt tokens{candidates}, max_tokens={params.max_tokens}"
+        case ev.RequestRefused(request_id=request, reason=reason):
+            return f"{request} refused: {reason}"
+        case ev.RequestWaiting(request_id=request):
+            return f"{request} waits: {describe_waiting(event.kind, event.needed, event.available)}"
+        case ev.RequestAdmitted(request_id=request):
+            return f"{request} admitted"
+        case ev.RequestPreempted(request_id=request):
+            return (
+                f"{request} preempted: {event.for_request_id} needed {event.blocks_needed} blocks; "
+                f"{event.blocks_gained} gained, {event.tokens_lost} positions to recompute"
+            )
+        case ev.SequenceFinished(sequence_id=seq, reason=reason):
+            return f"{seq} {_FINISH_WORDS[reason]}"
+        case ev.RequestFinished(request_id=request):
+            return f"{request} finished"
+    return None
+
+
+def _describe_life(event: Event) -> str | None:
+    match event:
+        case ev.EngineStarted(info=info):
+            return f"engine {info.name} started: {info.num_blocks} blocks of {info.block_size} slots"
+        case ev.EngineStopped(reason=reason):
+            return f"engine stopped: {reason}"
+        case ev.EnginePaused():
+            return "engine paused"
+        case ev.EngineResumed():
+            return "engine resumed"
+        case ev.BatchesDropped(num_batches=count):
+            return f"{count} batches dropped: queue full; full state follows"
+        case ev.AuditFinding(rule=rule, message=message):
+            return f"AUDIT invariant {rule}: {message}"
+        case FullState():
+            return "full state received"
+    return None
+
+
+def describe_waiting(kind: ev.WaitingKind, needed: int, available: int) -> str:
+    """The reason a request waits, with its two numbers."""
+    match kind:
+        case "blocks":
+            return f"needs {needed} blocks, {available} free"
+        case "token_budget":
+            return f"the step's token budget is spent ({available} left)"
+        case "sequence_cap":
+            return f"needs {needed} sequence seats, {available} free"
+        case "order":
+            return f"{needed} requests are ahead of it"
+
+
+def _describe_copy(event: ev.BlockCopied, state: EngineState) -> str:
+    left = [seq for seq, _ in state.holders(event.source_block)]
+    left_to = f"; P{event.source_block} left to {', '.join(left)}" if left else ""
+    return (
+        f"{event.sequence_id} needs L{event.logical_block} private: copy-on-write P{event.source_block} -> "
+        f"P{event.target_block} ({event.num_slots} slots){left_to}"
+    )
+
+
+def _place(event: ev.SlotsWritten, state: EngineState) -> str:
+    """`(P2 slot 2)` for one position, the blocks for several."""
+    if state.info is None:
+        return ""
+    block_size = state.info.block_size
+    table = state.sequence(event.sequence_id).block_table
+    ids = table[event.start // block_size : (event.stop - 1) // block_size + 1]
+    if event.stop - event.start == 1 and ids:
+        return f"(P{ids[0]} slot {event.start % block_size})"
+    return f"({_blocks(ids)})"
+
+
+def _positions(start: int, stop: int) -> str:
+    return f"position {start}" if stop - start == 1 else f"positions {start}-{stop - 1}"
+
+
+def _logical(first: int, count: int) -> str:
+    return f"L{first}" if count == 1 else f"L{first}-L{first + count - 1}"
+
+
+def _blocks(block_ids: list[int]) -> str:
+    shown = " ".join(f"P{block_id}" for block_id in block_ids[:MAX_LISTED_BLOCKS])
+    more = len(block_ids) - MAX_LISTED_BLOCKS
+    return f"{shown} and {more} more" if more > 0 else shown

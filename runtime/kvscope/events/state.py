@@ -1,0 +1,331 @@
+"""State is a fold over events: no clock, no IO, no torch.
+
+The live view, replay, the auditor and the tests all call `apply_batch`. The engine can also export its own
+`EngineState`; after every batch the two are equal (invariant 8).
+"""
+
+import msgspec
+
+from kvscope.events import types as ev
+from kvscope.events.types import Batch, EngineInfo, Event, FinishReason, SamplingParams
+
+MAX_FINISHED_REQUESTS = 32  # how many ended requests stay readable; older ones leave the state
+
+
+class FoldError(Exception):
+    """The event cannot be applied to this state: a gap, or a broken publisher."""
+
+
+class WaitingReason(msgspec.Struct, frozen=True):
+    kind: ev.WaitingKind
+    needed: int
+    available: int
+
+
+class SequenceState(msgspec.Struct, kw_only=True):
+    """One candidate of a request. `block_table[i]` is the physical block of logical block i."""
+
+    sequence_id: str
+    block_table: list[int] = []
+    num_written: int = 0  # positions 0:num_written have KV
+    token_ids: list[int] = []  # generated only
+    pieces: list[str] = []
+    text: str = ""
+    num_copies: int = 0
+    finish_reason: FinishReason | None = None
+
+
+class RequestState(msgspec.Struct, kw_only=True):
+    """States: waiting -> running -> finished; running -> preempted -> running."""
+
+    request_id: str
+    prompt: str
+    prompt_token_ids: list[int]
+    prompt_pieces: list[str]
+    params: SamplingParams
+    sequences: list[SequenceState]
+    status: str = "waiting"
+    waiting: WaitingReason | None = None
+    num_preemptions: int = 0
+    submitted_ns: int = 0
+    first_token_ns: int | None = None
+    finished_ns: int | None = None
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """Totals over the engine's life."""
+
+    copies: int = 0
+    preemptions: int = 0
+    refusals: int = 0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    dropped_batches: int = 0
+    audit_findings: int = 0
+
+
+class EngineState(msgspec.Struct, kw_only=True):
+    """Everything a viewer shows. `ref_counts[b]` and `written_slots[b]` are indexed by physical block id."""
+
+    epoch: bytes = b""
+    step: int = 0
+    phase: ev.Phase = "life"
+    time_ns: int = 0
+    status: str = "starting"  # starting -> running <-> paused -> stopped
+    wall_time_ns: int = 0
+    info: EngineInfo | None = None
+    ref_counts: list[int] = []
+    written_slots: list[int] = []
+    requests: dict[str, RequestState] = {}
+    finished_order: list[str] = []
+    counters: Counters = msgspec.field(default_factory=Counters)
+    step_elapsed_ns: int = 0
+    num_running_requests: int = 0
+    num_waiting_requests: int = 0
+
+    def sequence(self, sequence_id: str) -> SequenceState:
+        """Raises FoldError for a sequence nobody announced."""
+        request_id, _, index = sequence_id.rpartition(".")
+        try:
+            return self.requests[request_id].sequences[int(index)]
+        except (KeyError, ValueError, IndexError):
+            raise FoldError(f"unknown sequence {sequence_id!r}") from None
+
+    def request(self, request_id: str) -> RequestState:
+        """Raises FoldError for a request nobody announced."""
+        try:
+            return self.requests[request_id]
+        except KeyError:
+            raise FoldError(f"unknown request {request_id!r}") from None
+
+    def num_free_blocks(self) -> int:
+        return self.ref_counts.count(0)
+
+    def holders(self, block_id: int) -> list[tuple[str, int]]:
+        """`(sequence_id, logical_block)` of every table entry that points at the block."""
+        return [
+            (sequence.sequence_id, logical)
+            for request in self.requests.values()
+            for sequence in request.sequences
+            for logical, held in enumerate(sequence.block_table)
+            if held == block_id
+        ]
+
+
+class FullState(Event, frozen=True):
+    """The engine's own state, sent after dropped batches; it replaces whatever the receiver had."""
+
+    state: EngineState
+
+
+def apply_batch(state: EngineState, batch: Batch) -> EngineState:
+    """Fold one batch into the state. Mutates and returns it (a FullState event returns a new one).
+
+    Raises:
+        FoldError: an event does not fit; the state is then unusable and a snapshot must replace it.
+    """
+    if state.epoch and batch.epoch != state.epoch:
+        raise FoldError("the batch belongs to another engine life")
+    state.epoch, state.step, state.phase, state.time_ns = batch.epoch, batch.step, batch.phase, batch.time_ns
+    for event in batch.events:
+        state = apply_event(state, event)
+    return state
+
+
+def apply_event(state: EngineState, event: Event) -> EngineState:
+    """Fold one event; `state.time_ns` and `state.step` must already be the batch's."""
+    if isinstance(event, FullState):
+        return event.state
+    handler = _HANDLERS.get(type(event))
+    if handler is not None:
+        handler(state, event)
+    return state
+
+
+def _engine_started(state: EngineState, event: ev.EngineStarted) -> None:
+    state.info, state.wall_time_ns, state.status = event.info, event.wall_time_ns, "running"
+    state.ref_counts = [0] * event.info.num_blocks
+    state.written_slots = [0] * event.info.num_blocks
+
+
+def _engine_stopped(state: EngineState, event: ev.EngineStopped) -> None:
+    state.status = "stopped"
+
+
+def _engine_paused(state: EngineState, event: ev.EnginePaused) -> None:
+    state.status = "paused"
+
+
+def _engine_resumed(state: EngineState, event: ev.EngineResumed) -> None:
+    state.status = "running"
+
+
+def _batches_dropped(state: EngineState, event: ev.BatchesDropped) -> None:
+    state.counters.dropped_batches += event.num_batches
+
+
+def _audit_finding(state: EngineState, event: ev.AuditFinding) -> None:
+    state.counters.audit_findings += 1
+
+
+def _request_submitted(state: EngineState, event: ev.RequestSubmitted) -> None:
+    state.requests[event.request_id] = RequestState(
+        request_id=event.request_id,
+        prompt=event.prompt,
+        prompt_token_ids=event.prompt_token_ids,
+        prompt_pieces=event.prompt_pieces,
+        params=event.params,
+        sequences=[SequenceState(sequence_id=f"{event.request_id}.{index}") for index in range(event.params.n)],
+        submitted_ns=state.time_ns,
+    )
+
+
+def _request_refused(state: EngineState, event: ev.RequestRefused) -> None:
+    state.counters.refusals += 1
+
+
+def _request_waiting(state: EngineState, event: ev.RequestWaiting) -> None:
+    state.request(event.request_id).waiting = WaitingReason(event.kind, event.needed, event.available)
+
+
+def _request_admitted(state: EngineState, event: ev.RequestAdmitted) -> None:
+    request = state.request(event.request_id)
+    request.status, request.waiting = "running", None
+
+
+def _request_preempted(state: EngineState, event: ev.RequestPreempted) -> None:
+    request = state.request(event.request_id)
+    request.status = "preempted"
+    request.num_preemptions += 1
+    state.counters.preemptions += 1
+
+
+def _request_finished(state: EngineState, event: ev.RequestFinished) -> None:
+    request = state.request(event.request_id)
+    request.status, request.waiting, request.finished_ns = "finished", None, state.time_ns
+    state.finished_order.append(event.request_id)
+    if len(state.finished_order) > MAX_FINISHED_REQUESTS:
+        del state.requests[state.finished_order.pop(0)]
+
+
+def _sequence_finished(state: EngineState, event: ev.SequenceFinished) -> None:
+    state.sequence(event.sequence_id).finish_reason = event.reason
+
+
+def _blocks_allocated(state: EngineState, event: ev.BlocksAllocated) -> None:
+    table = state.sequence(event.sequence_id).block_table
+    if len(table) != event.first_logical_block:
+        raise FoldError(
+            f"{event.sequence_id} has {len(table)} blocks, the event continues at L{event.first_logical_block}"
+        )
+    for block_id in event.block_ids:
+        _check_block(state, block_id)
+        state.ref_counts[block_id] += 1
+        state.written_slots[block_id] = 0
+    table.extend(event.block_ids)
+
+
+def _blocks_shared(state: EngineState, event: ev.BlocksShared) -> None:
+    sequence = state.sequence(event.sequence_id)
+    if sequence.block_table:
+        raise FoldError(f"{event.sequence_id} already holds blocks")
+    for block_id in event.block_ids:
+        _check_block(state, block_id)
+        state.ref_counts[block_id] += 1
+    sequence.block_table = list(event.block_ids)
+    sequence.num_written = state.sequence(event.from_sequence_id).num_written
+
+
+def _block_copied(state: EngineState, event: ev.BlockCopied) -> None:
+    sequence = state.sequence(event.sequence_id)
+    _check_block(state, event.source_block)
+    _check_block(state, event.target_block)
+    if not 0 <= event.logical_block < len(sequence.block_table):
+        raise FoldError(f"{event.sequence_id} has no logical block L{event.logical_block}")
+    sequence.block_table[event.logical_block] = event.target_block
+    sequence.num_copies += 1
+    state.ref_counts[event.source_block] -= 1
+    state.ref_counts[event.target_block] += 1
+    state.written_slots[event.target_block] = event.num_slots
+    state.counters.copies += 1
+
+
+def _slots_written(state: EngineState, event: ev.SlotsWritten) -> None:
+    sequence = state.sequence(event.sequence_id)
+    block_size = _block_size(state)
+    if not 0 <= event.start <= event.stop <= len(sequence.block_table) * block_size:
+        raise FoldError(f"{event.sequence_id} holds no block for positions {event.start}:{event.stop}")
+    if event.start == event.stop:
+        return
+    for logical in range(event.start // block_size, (event.stop - 1) // block_size + 1):
+        block_id = sequence.block_table[logical]
+        state.written_slots[block_id] = min(event.stop - logical * block_size, block_size)
+    sequence.num_written = event.stop
+
+
+def _blocks_released(state: EngineState, event: ev.BlocksReleased) -> None:
+    sequence = state.sequence(event.sequence_id)
+    for block_id in event.block_ids:
+        _check_block(state, block_id)
+        state.ref_counts[block_id] -= 1
+        if state.ref_counts[block_id] == 0:
+            state.written_slots[block_id] = 0
+    sequence.block_table = []
+    sequence.num_written = 0
+
+
+def _step_scheduled(state: EngineState, event: ev.StepScheduled) -> None:
+    state.num_running_requests = event.num_running_requests
+    state.num_waiting_requests = event.num_waiting_requests
+
+
+def _tokens_generated(state: EngineState, event: ev.TokensGenerated) -> None:
+    sequence = state.sequence(event.sequence_id)
+    sequence.token_ids.extend(event.token_ids)
+    sequence.pieces.extend(event.pieces)
+    sequence.text += event.text
+    state.counters.generated_tokens += len(event.token_ids)
+    request = state.request(event.sequence_id.rpartition(".")[0])
+    if request.first_token_ns is None:
+        request.first_token_ns = state.time_ns
+
+
+def _step_completed(state: EngineState, event: ev.StepCompleted) -> None:
+    state.step_elapsed_ns = event.elapsed_ns
+    state.counters.computed_tokens += event.num_tokens
+
+
+def _check_block(state: EngineState, block_id: int) -> None:
+    if not 0 <= block_id < len(state.ref_counts):
+        raise FoldError(f"block {block_id} is outside the pool of {len(state.ref_counts)}")
+
+
+def _block_size(state: EngineState) -> int:
+    if state.info is None:
+        raise FoldError("the engine has not been announced")
+    return state.info.block_size
+
+
+_HANDLERS = {
+    ev.EngineStarted: _engine_started,
+    ev.EngineStopped: _engine_stopped,
+    ev.EnginePaused: _engine_paused,
+    ev.EngineResumed: _engine_resumed,
+    ev.BatchesDropped: _batches_dropped,
+    ev.AuditFinding: _audit_finding,
+    ev.RequestSubmitted: _request_submitted,
+    ev.RequestRefused: _request_refused,
+    ev.RequestWaiting: _request_waiting,
+    ev.RequestAdmitted: _request_admitted,
+    ev.RequestPreempted: _request_preempted,
+    ev.RequestFinished: _request_finished,
+    ev.SequenceFinished: _sequence_finished,
+    ev.BlocksAllocated: _blocks_allocated,
+    ev.BlocksShared: _blocks_shared,
+    ev.BlockCopied: _block_copied,
+    ev.SlotsWritten: _slots_written,
+    ev.BlocksReleased: _blocks_released,
+    ev.StepScheduled: _step_scheduled,
+    ev.TokensGenerated: _tokens_generated,
+    ev.StepCompleted: _step_completed,
+}

@@ -1,0 +1,237 @@
+"""The facts an engine publishes: one frozen class per fact, discriminated by `type` on the wire.
+
+Order inside a batch is the order in which things happened. Lists keep a long prefill one event instead of hundreds.
+Positions are half-open intervals `start:stop` of token positions in one sequence; position p lives in logical block
+`p // block_size`, slot `p % block_size`. Required fields never change; a new field must have a default.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+SCHEMA_VERSION = 1
+MAX_NUM_BLOCKS = 1 << 24  # what a viewer is ready to hold
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUM_BLOCKS)]
+
+Phase = Literal["life", "control", "plan", "commit"]
+FinishReason = Literal["stop", "length", "cancelled"]
+WaitingKind = Literal["blocks", "token_budget", "sequence_cap", "order"]
+
+
+def _snake_case(class_name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in class_name).lstrip("_")
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_snake_case):
+    """Base of every fact."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request's tokens are chosen; names and defaults as in vLLM's SamplingParams where both exist."""
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    max_tokens: int = 64
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps every token
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration a viewer needs to read the stream. Sizes are bytes, lengths are token positions."""
+
+    name: str
+    model: str
+    device: str
+    dtype: str
+    attention_backend: str
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    num_blocks: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUM_BLOCKS)]
+    bytes_per_block: Count  # K and V of all layers
+    num_layers: Count
+    num_kv_heads: Count
+    head_size: Count
+    vocab_size: Count
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    max_model_len: Count
+    seed: int
+    kvscope_version: str
+
+
+# --- the engine's life -------------------------------------------------------------------------------------------
+
+
+class EngineStarted(Event, frozen=True):
+    """First event of a life: the wall-clock anchor of `time_ns`, and everything a viewer must know."""
+
+    wall_time_ns: Count
+    schema_version: Count
+    info: EngineInfo
+
+
+class EngineStopped(Event, frozen=True):
+    reason: str
+
+
+class EnginePaused(Event, frozen=True):
+    """No step runs until resumed or stepped."""
+
+
+class EngineResumed(Event, frozen=True):
+    """Steps run freely again."""
+
+
+class BatchesDropped(Event, frozen=True):
+    """The hand-over queue was full; a full state follows in the same batch, so the hole is never silent."""
+
+    num_batches: Count
+
+
+class AuditFinding(Event, frozen=True):
+    """The engine's own integrity check failed. `rule` is the number of the invariant in the documentation."""
+
+    rule: int
+    message: str
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+class RequestSubmitted(Event, frozen=True):
+    """A prompt entered the waiting queue. Its sequences are `{request_id}.0` to `{request_id}.{n-1}`."""
+
+    request_id: str
+    prompt: str
+    prompt_token_ids: list[int]
+    prompt_pieces: list[str]  # text of each token, for the slots
+    params: SamplingParams
+
+
+class RequestRefused(Event, frozen=True):
+    """The request can never run; it does not enter the queue."""
+
+    request_id: str
+    reason: str
+
+
+class RequestWaiting(Event, frozen=True):
+    """Why a request was not admitted in this step. Sent only when the reason changes."""
+
+    request_id: str
+    kind: WaitingKind
+    needed: Count
+    available: Count
+
+
+class RequestAdmitted(Event, frozen=True):
+    request_id: str
+
+
+class RequestPreempted(Event, frozen=True):
+    """A running request gave up every block; its KV is recomputed later."""
+
+    request_id: str
+    for_request_id: str  # whose growth needed the room
+    blocks_needed: Count
+    blocks_gained: Count
+    tokens_lost: Count  # written positions to compute again, over all its sequences
+
+
+class RequestFinished(Event, frozen=True):
+    """Every sequence of the request has ended."""
+
+    request_id: str
+
+
+class SequenceFinished(Event, frozen=True):
+    sequence_id: str
+    reason: FinishReason
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+class BlocksAllocated(Event, frozen=True):
+    """Free blocks were reserved: logical blocks `first_logical_block, ...` of the sequence, ref count 1, unwritten."""
+
+    sequence_id: str
+    first_logical_block: Count
+    block_ids: list[BlockId]
+
+
+class BlocksShared(Event, frozen=True):
+    """A sequence without blocks now points at another one's: ref count +1 each, written positions in common."""
+
+    sequence_id: str
+    from_sequence_id: str
+    block_ids: list[BlockId]
+
+
+class BlockCopied(Event, frozen=True):
+    """Copy-on-write: `target_block` (ref count 1) replaces `source_block` (ref count -1) in this table only."""
+
+    sequence_id: str
+    logical_block: Count
+    source_block: BlockId
+    target_block: BlockId
+    num_slots: Count  # written slots preserved
+
+
+class SlotsWritten(Event, frozen=True):
+    """The forward pass that computes KV for positions `start:stop` has finished."""
+
+    sequence_id: str
+    start: Count
+    stop: Count
+
+
+class BlocksReleased(Event, frozen=True):
+    """The sequence's whole table is gone. `freed_block_ids` reached ref count 0 and are back in the pool."""
+
+    sequence_id: str
+    block_ids: list[BlockId]
+    freed_block_ids: list[BlockId]
+
+
+# --- steps -------------------------------------------------------------------------------------------------------
+
+
+class StepScheduled(Event, frozen=True):
+    """What this step computes: `num_scheduled_tokens[i]` tokens of `sequence_ids[i]`."""
+
+    sequence_ids: list[str]
+    num_scheduled_tokens: list[int]
+    num_running_requests: Count
+    num_waiting_requests: Count
+
+
+class TokensGenerated(Event, frozen=True):
+    """Chosen tokens. Their KV is written when the next step processes them as input."""
+
+    sequence_id: str
+    token_ids: list[int]
+    pieces: list[str]
+    text: str  # what these tokens add to the sequence's text (complete characters only)
+
+
+class StepCompleted(Event, frozen=True):
+    elapsed_ns: Count
+    num_tokens: Count
+
+
+MEMORY_EVENTS = (BlocksAllocated, BlocksShared, BlockCopied, SlotsWritten, BlocksReleased)
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """All facts of one phase of one step. `time_ns` is monotonic since engine start."""
+
+    epoch: bytes  # 16 random bytes per engine life
+    step: Count
+    phase: Phase
+    time_ns: Count
+    events: tuple[Event, ...]
