@@ -14,7 +14,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from kvscope.events import types as ev
-from kvscope.events.state import EngineState, FoldError, apply_event
+from kvscope.events.state import EngineState, FoldError, apply_event, begin_batch
 from kvscope.events.types import Batch, Event
 
 
@@ -39,15 +39,20 @@ class Auditor:
         Raises:
             FoldError: the batch cannot be applied at all.
         """
-        state = self.state
-        if state.epoch and batch.epoch != state.epoch:
-            raise FoldError("the batch belongs to another engine life")
-        state.epoch, state.step, state.phase, state.time_ns = batch.epoch, batch.step, batch.phase, batch.time_ns
-        found: list[Finding] = []
-        for event in batch.events:
-            found += check_event(self.state, event)
-            self.state = apply_event(self.state, event)
-        found += check_state(self.state)
+        begin_batch(self.state, batch)
+        found = [finding for event in batch.events for finding in self.observe_event(event)]
+        return found + self.finish_batch()
+
+    def observe_event(self, event: Event) -> list[Finding]:
+        """Check and fold one event of a batch whose header has been applied with `begin_batch`."""
+        found = check_event(self.state, event)
+        self.state = apply_event(self.state, event)
+        self.findings += found
+        return found
+
+    def finish_batch(self) -> list[Finding]:
+        """Check the whole state, once the batch's last event is folded."""
+        found = check_state(self.state)
         self.findings += found
         return found
 

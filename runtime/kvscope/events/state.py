@@ -4,6 +4,9 @@ The live view, replay, the auditor and the tests all call `apply_batch`. The eng
 `EngineState`; after every batch the two are equal (invariant 8).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from kvscope.events import types as ev
@@ -124,12 +127,17 @@ def apply_batch(state: EngineState, batch: Batch) -> EngineState:
     Raises:
         FoldError: an event does not fit; the state is then unusable and a snapshot must replace it.
     """
-    if state.epoch and batch.epoch != state.epoch:
-        raise FoldError("the batch belongs to another engine life")
-    state.epoch, state.step, state.phase, state.time_ns = batch.epoch, batch.step, batch.phase, batch.time_ns
+    begin_batch(state, batch)
     for event in batch.events:
         state = apply_event(state, event)
     return state
+
+
+def begin_batch(state: EngineState, batch: Batch) -> None:
+    """Take over a batch's header. Raises FoldError when it comes from another life of the engine."""
+    if state.epoch and batch.epoch != state.epoch:
+        raise FoldError("the batch belongs to another engine life")
+    state.epoch, state.step, state.phase, state.time_ns = batch.epoch, batch.step, batch.phase, batch.time_ns
 
 
 def apply_event(state: EngineState, event: Event) -> EngineState:
@@ -306,7 +314,7 @@ def _block_size(state: EngineState) -> int:
     return state.info.block_size
 
 
-_HANDLERS = {
+_HANDLERS: dict[type[Event], Callable[[EngineState, Any], None]] = {
     ev.EngineStarted: _engine_started,
     ev.EngineStopped: _engine_stopped,
     ev.EnginePaused: _engine_paused,

@@ -1,0 +1,170 @@
+"""What a viewer reads from: a live engine, a recording, or a list. One reader thread writes, anyone may look.
+
+A source folds batches into a `View` under its lock. The dashboard looks at fixed intervals, and only when `revision`
+has moved. Nothing here knows about sockets or files.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from kvscope.events.audit import Auditor, Finding
+from kvscope.events.describe import describe
+from kvscope.events.state import EngineState, begin_batch
+from kvscope.events.types import Batch, Event
+
+MAX_LOG_ENTRIES = 5_000
+
+
+class Status(Enum):
+    """The states of a viewer's connection.
+
+    CONNECTING -> SYNCING -> LIVE; LIVE -> GAP -> LIVE (healed by replay or snapshot);
+    LIVE -> STALE (no heartbeat) -> SYNCING; ENDED: the engine said goodbye, or the recording is over.
+    REPLAY: the picture comes from a file.
+    """
+
+    CONNECTING = "CONNECTING"
+    SYNCING = "SYNCING"
+    LIVE = "LIVE"
+    GAP = "GAP"
+    STALE = "STALE"
+    ENDED = "ENDED"
+    REPLAY = "REPLAY"
+
+
+class LogEntry(NamedTuple):
+    """One event as the ticker shows it."""
+
+    seq: int
+    step: int
+    phase: str
+    time_ns: int
+    event: Event
+    sentence: str
+
+
+class View:
+    """Everything a viewer may draw. Hold `lock` while reading `state`, `log` or `findings`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.revision = 0
+        self.status = Status.CONNECTING
+        self.status_detail = ""
+        self.status_since = time.monotonic()
+        self.state = EngineState()
+        self.last_seq: int | None = None
+        self.log: deque[LogEntry] = deque(maxlen=MAX_LOG_ENTRIES)
+        self.findings: list[Finding] = []
+        self.num_gaps = 0
+        self.num_refused_events = 0
+        self._auditor = Auditor(self.state)
+
+    def set_status(self, status: Status, detail: str = "") -> None:
+        """Change the connection's state; a no-op when nothing changes."""
+        with self.lock:
+            if (status, detail) == (self.status, self.status_detail):
+                return
+            if status is not self.status:
+                self.status_since = time.monotonic()
+            self.status, self.status_detail = status, detail
+            self.revision += 1
+
+    def replace_state(self, state: EngineState, seq: int | None) -> None:
+        """Start over from a snapshot taken at `seq`; a state of another life clears the log."""
+        with self.lock:
+            if state.epoch != self.state.epoch:
+                self.log.clear()
+                self.findings.clear()
+            self.state, self.last_seq = state, seq
+            self._auditor = Auditor(state)
+            self.revision += 1
+
+    def apply(self, seq: int, batch: Batch, num_refused_events: int = 0) -> None:
+        """Check, fold and log one batch.
+
+        Raises:
+            FoldError: it does not fit; the caller must fetch a snapshot.
+        """
+        with self.lock:
+            self.num_refused_events += num_refused_events
+            self._fold(seq, batch)
+            self.last_seq = seq
+            self.revision += 1
+
+    def _fold(self, seq: int, batch: Batch) -> None:
+        begin_batch(self.state, batch)
+        entries = []
+        for event in batch.events:
+            # The sentence of an event needs the state right after it, so events are observed one by one.
+            self.findings += self._auditor.observe_event(event)
+            sentence = describe(event, self._auditor.state)
+            if sentence is not None:
+                entries.append(LogEntry(seq, batch.step, batch.phase, batch.time_ns, event, sentence))
+        self.findings += self._auditor.finish_batch()
+        self.state = self._auditor.state
+        self.log.extend(entries)
+
+
+class Reply(NamedTuple):
+    """An engine's answer to a control request; `error` is one line for the user."""
+
+    ok: bool
+    error: str = ""
+    request_id: str = ""
+
+
+class Control(Protocol):
+    """What a viewer may ask of an engine. Calls return at once; the answer arrives in the callback's thread."""
+
+    def submit(self, prompt: str, options: dict[str, object]) -> "PendingReply": ...
+    def cancel(self, request_id: str) -> "PendingReply": ...
+    def pause(self) -> "PendingReply": ...
+    def resume(self) -> "PendingReply": ...
+    def step(self, num_steps: int = 1) -> "PendingReply": ...
+
+
+class PendingReply(Protocol):
+    """A future; `concurrent.futures.Future[Reply]` fits."""
+
+    def result(self, timeout: float | None = None) -> Reply: ...
+    def done(self) -> bool: ...
+
+
+class Source(Protocol):
+    """A live engine, a recording, or a list of batches."""
+
+    @property
+    def view(self) -> View: ...
+    @property
+    def control(self) -> Control | None: ...
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class ListSource:
+    """A source for tests: batches from a list, fed by hand."""
+
+    control: Control | None = None
+
+    def __init__(self, batches: Sequence[Batch] = ()) -> None:
+        self.view = View()
+        self._batches = list(batches)
+        self._next_seq = 0
+
+    def start(self) -> None:
+        self.feed(self._batches)
+        self.view.set_status(Status.LIVE)
+
+    def feed(self, batches: Sequence[Batch]) -> None:
+        """Apply more batches, as if they had just arrived."""
+        for batch in batches:
+            self.view.apply(self._next_seq, batch)
+            self._next_seq += 1
+
+    def close(self) -> None:
+        """Nothing to release."""
