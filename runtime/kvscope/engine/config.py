@@ -1,0 +1,43 @@
+"""What an engine is started with. Flags carry vLLM's names; no torch here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+EMBEDDED_MODEL = "tiny-shakespeare"
+
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+BackendName = Literal["auto", "torch", "triton", "reference"]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work. One line that names the fix; commands exit with 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """`None` means: decide from the model and the machine."""
+
+    model: str = EMBEDDED_MODEL
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None  # blocks in the pool
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = None
+    dtype: Dtype = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attention_backend: BackendName = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name in ("num_gpu_blocks_override", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"--gpu-memory-utilization is a share above 0, up to 1, not {self.gpu_memory_utilization}"
+            )
