@@ -76,7 +76,8 @@ def split_prompt(line: str, defaults: SamplingParams | None = None) -> tuple[str
     Raises:
         OptionError: a misspelled key, or a value outside its range.
     """
-    text, words = line.rstrip(), []
+    text = line.rstrip()
+    words: list[str] = []
     while (match := re.search(r"(?:^|\s)([A-Za-z_]+)=(\S*)$", text)) is not None:
         name = match.group(1)
         if name not in OPTION_NAMES:
