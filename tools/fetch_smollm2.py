@@ -127,7 +127,9 @@ def main() -> int:
         say("loading it back")
         answer = verify(converted)
         if "Paris" not in answer:
-            sys.exit(f"fetch_smollm2: the converted model answers {answer!r} to {CHECK_PROMPT!r}; nothing was installed")
+            sys.exit(
+                f"fetch_smollm2: the converted model answers {answer!r} to {CHECK_PROMPT!r}; nothing was installed"
+            )
         say(f"{CHECK_PROMPT} {answer!r}")
         install(converted, target)
     say(f"{MODEL_NAME} is in {target}")
