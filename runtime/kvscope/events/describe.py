@@ -85,7 +85,7 @@ def describe_waiting(kind: ev.WaitingKind, needed: int, available: int) -> str:
         case "sequence_cap":
             return f"needs {needed} sequence seats, {available} free"
         case "order":
-            return f"{needed} requests are ahead of it"
+            return "earlier requests go first"
 
 
 def _describe_copy(event: ev.BlockCopied, state: EngineState) -> str:

@@ -109,7 +109,7 @@ def _check_range(name: str, value: object, word: str) -> None:
         stops = value if isinstance(value, list | tuple) else [value]
         if len(stops) > MAX_STOP_STRINGS or not all(isinstance(stop, str) and stop for stop in stops):
             raise OptionError(f"stop takes up to {MAX_STOP_STRINGS} strings that are not empty", word)
-    if name not in _LIMITS:
+    if name not in _LIMITS or (name == "seed" and value is None):
         return
     low, high, words = _LIMITS[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:

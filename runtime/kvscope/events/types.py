@@ -36,7 +36,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 keeps every token
     top_p: float = 1.0
-    seed: int = 0
+    seed: int | None = None  # None: drawn from the engine's seed and the request's id
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
 
