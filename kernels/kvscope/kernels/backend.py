@@ -77,9 +77,6 @@ def get_backend(name: str) -> AttentionBackend:
 
             return TorchBackend()
         case "triton":
-            from kvscope.kernels.triton_runtime import choose_interpreter
-
-            choose_interpreter()
             from kvscope.kernels.triton_backend import TritonBackend
 
             return TritonBackend()

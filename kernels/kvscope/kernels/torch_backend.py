@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvscope.kernels.batch import PagedBatch
+from kvscope.kernels.layout import CacheLayout
 from kvscope.kernels.reference import attend_contiguous, visible_positions
-from kvscope.kernels.torch_plan import CacheLayout, DecodeChunk, PrefillSequence, StepPlan, plan_step
+from kvscope.kernels.torch_plan import DecodeChunk, PrefillSequence, StepPlan, plan_step
 
 # Queries per call where the whole score matrix is built: bounds it to this many rows per head.
 MAX_EAGER_QUERIES = 128

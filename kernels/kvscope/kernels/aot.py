@@ -1,0 +1,185 @@
+"""Compiles the kernels ahead of time for GPUs that need not be there: does the code still compile, and how large is it.
+
+`python -m kvscope.kernels.aot [TARGET ...]` prints a table. Not in a process where the kernels are interpreted.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+from kvscope.kernels.triton_tiles import compiled_tiles, next_power_of_two
+
+# Backend, architecture and warp size, as Triton's GPUTarget takes them.
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+ELEMENT_SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
+GROUP_SIZE = 3  # SmolLM's: not a power of two, so that rows are padded
+
+
+class AttentionShape(NamedTuple):
+    """One specialisation of the attention kernel."""
+
+    one_query: bool
+    dtype: str
+    head_size: int
+    block_size: int
+    sliding_window: int | None = None
+    has_soft_cap: bool = False
+
+    def __str__(self) -> str:
+        variant = f"{' window' if self.sliding_window else ''}{' softcap' if self.has_soft_cap else ''}"
+        phase = "decode" if self.one_query else "prefill"
+        return f"{phase} {self.dtype} head {self.head_size} block {self.block_size}{variant}"
+
+
+class CompiledShape(NamedTuple):
+    """What came out of one compilation."""
+
+    target: str
+    kernel: str
+    shared_bytes: int
+    binary_bytes: int
+    elapsed_seconds: float
+
+
+# Every element type with every head size, every block size with every variant: the corners, not the full product.
+ATTENTION_SHAPES = [
+    *(
+        AttentionShape(one_query, dtype, head_size, 16)
+        for one_query, dtype, head_size in product((True, False), ELEMENT_SIZES, (32, 64, 128))
+    ),
+    *(
+        AttentionShape(one_query, "bf16", 64, block_size, window, has_soft_cap)
+        for one_query, (block_size, window, has_soft_cap) in product(
+            (True, False),
+            ((4, None, False), (4, 128, False), (32, None, True), (32, 128, True), (128, None, False), (16, 128, True)),
+        )
+    ),
+    AttentionShape(True, "fp16", 80, 16),
+    AttentionShape(False, "fp16", 80, 16),
+]
+
+
+def compile_all(
+    targets: Iterable[str] = TARGETS, shapes: Iterable[AttentionShape] = tuple(ATTENTION_SHAPES)
+) -> Iterator[CompiledShape]:
+    """Compile each shape of the attention kernel, the KV write and the block copy for each target, one at a time.
+
+    Raises KeyError for a target not in `TARGETS`, RuntimeError where the kernels are interpreted in this process, and
+    whatever Triton raises for code it cannot compile.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from kvscope.kernels.triton_runtime import are_interpreted
+
+    if are_interpreted():
+        raise RuntimeError("the kernels are interpreted in this process: compile them in one without TRITON_INTERPRET")
+    shapes = list(shapes)
+    for target in targets:
+        gpu = GPUTarget(*TARGETS[target])
+        for name, source, options in _sources(shapes):
+            started = time.perf_counter()
+            compiled = triton.compile(source, target=gpu, options=options)
+            yield CompiledShape(
+                target=target,
+                kernel=name,
+                shared_bytes=compiled.metadata.shared,
+                binary_bytes=len(compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]),
+                elapsed_seconds=time.perf_counter() - started,
+            )
+
+
+def _sources(shapes: Iterable[AttentionShape]) -> Iterator[tuple[str, Any, dict[str, int]]]:
+    """Name, Triton source and compile options of everything to compile."""
+    from kvscope.kernels.triton_attention import paged_attention_kernel
+    from kvscope.kernels.triton_cache import copy_blocks_kernel, write_kv_kernel
+
+    for shape in shapes:
+        tiles = compiled_tiles(
+            one_query=shape.one_query,
+            group_size=GROUP_SIZE,
+            head_size=shape.head_size,
+            element_size=ELEMENT_SIZES[shape.dtype],
+        )
+        pointers = dict.fromkeys(("output", "query", "key_cache", "value_cache"), f"*{shape.dtype}")
+        constants = _attention_constants(shape, tiles.block_m, tiles.tile)
+        options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+        yield f"attention {shape}", _source(paged_attention_kernel, pointers, constants), options
+
+    row_constants = {"NUM_KV_HEADS": 3, "ROWS": 16}
+    for new, cache in (("fp32", "bf16"), ("bf16", "bf16")):
+        pointers = {"key": f"*{new}", "value": f"*{new}", "key_cache": f"*{cache}", "value_cache": f"*{cache}"}
+        head = {"HEAD_SIZE": 64, "VALUE_HEAD_SIZE": 64, "HEAD_PAD": 64, "VALUE_PAD": 64, "BLOCK_SIZE": 16}
+        yield f"write {new} to {cache}", _source(write_kv_kernel, pointers, row_constants | head), {}
+    copy_constants = {"NUM_KV_HEADS": 3, "ROW_SIZE": 1024, "ROWS": 1, "COLUMNS": 1024}
+    yield "copy", _source(copy_blocks_kernel, {"cache": "*i16"}, copy_constants), {}
+
+
+def _attention_constants(shape: AttentionShape, block_m: int, tile: int) -> dict[str, Any]:
+    import triton.language as tl
+
+    head_pad = next_power_of_two(shape.head_size)
+    return {
+        "GROUP": GROUP_SIZE,
+        "HEAD_SIZE": shape.head_size,
+        "VALUE_HEAD_SIZE": shape.head_size,
+        "BLOCK_SIZE": shape.block_size,
+        "SLIDING_WINDOW": shape.sliding_window,
+        "HAS_SOFT_CAP": shape.has_soft_cap,
+        "ONE_QUERY": shape.one_query,
+        "BLOCK_M": block_m,
+        "GROUP_ROWS": next_power_of_two(GROUP_SIZE),
+        "TILE": tile,
+        "HEAD_PAD": head_pad,
+        "VALUE_PAD": head_pad,
+        "DOT_DTYPE": {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[shape.dtype],
+    }
+
+
+POINTER_TYPES = {
+    "query_start": "*i32",
+    "context_lengths": "*i32",
+    "block_tables": "*i32",
+    "slot_mapping": "*i64",
+    "source_ids": "*i64",
+    "target_ids": "*i64",
+}
+
+
+def _source(kernel: Any, pointers: dict[str, str], constants: dict[str, Any]) -> Any:
+    """What a launch would compile: pointers and strides known to be multiples of 16, except those of the table."""
+    from triton.compiler import ASTSource
+
+    types = POINTER_TYPES | pointers | dict.fromkeys(("score_scale", "soft_cap"), "fp32")
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or (name.startswith(("key", "value", "query", "output", "stride")))
+    }
+    aligned = {index: attribute for index, attribute in aligned.items() if kernel.arg_names[index[0]] not in constants}
+    return ASTSource(kernel, signature, constants, aligned)
+
+
+def main(targets: list[str]) -> None:
+    """Compile for the given targets (all by default) and print one line per kernel."""
+    started = time.perf_counter()
+    widest = max(len(f"attention {shape}") for shape in ATTENTION_SHAPES)
+    write = sys.stdout.write
+    write(f"{'target':8} {'kernel':{widest}} {'shared':>8} {'binary':>8} {'time':>7}\n")
+    for count, done in enumerate(compile_all(targets or TARGETS), start=1):
+        shared, binary = f"{done.shared_bytes / 1024:.1f} K", f"{math.ceil(done.binary_bytes / 1024)} K"
+        write(f"{done.target:8} {done.kernel:{widest}} {shared:>8} {binary:>8} {done.elapsed_seconds:>5.2f} s\n")
+    write(f"{count} kernels compiled in {time.perf_counter() - started:.0f} s\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

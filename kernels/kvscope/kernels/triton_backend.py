@@ -1,0 +1,180 @@
+"""Launches the Triton kernels: on a GPU, or in Triton's interpreter on a machine without one."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvscope.kernels.batch import PagedBatch
+from kvscope.kernels.layout import CacheLayout
+from kvscope.kernels.triton_runtime import load_kernels
+from kvscope.kernels.triton_tiles import Tiles, compiled_tiles, interpreted_tiles, next_power_of_two
+
+LOG2_E = math.log2(math.e)
+# (token, head) or (copy, head) rows per program, and elements of a block copied per program.
+COMPILED_ROWS, INTERPRETED_ROWS = 16, 1024
+COMPILED_COLUMNS, INTERPRETED_COLUMNS = 1024, 4096
+INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class TritonBackend:
+    """Paged attention that reads the pool in place. Block sizes: see `kvscope.kernels.backend.check_block_size`.
+
+    Interpreted, a launch costs about 5 ms per program and copies the storage of each argument onto itself: for
+    looking at what the kernels do on small pools, not for speed. `tiles` overrides the choice by shape.
+    """
+
+    name = "triton"
+
+    def __init__(self, tiles: Tiles | None = None) -> None:
+        self.interpreted = load_kernels()
+        self._tiles = tiles
+
+    def write_kv(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Put each token's K and V into its slot. See `AttentionBackend.write_kv`."""
+        from kvscope.kernels.triton_cache import write_kv_kernel
+
+        if self.interpreted and key_cache.dtype == torch.bfloat16:
+            key, value = key.to(torch.bfloat16), value.to(torch.bfloat16)  # the interpreter truncates, torch rounds
+        key, value = _with_dense_rows(key), _with_dense_rows(value)
+        num_tokens, num_kv_heads, head_size = key.shape
+        num_rows = num_tokens * num_kv_heads
+        if num_rows == 0:
+            return
+        for cache in (key_cache, value_cache):
+            CacheLayout.of(cache)
+        rows = min(next_power_of_two(num_rows), INTERPRETED_ROWS) if self.interpreted else COMPILED_ROWS
+        write_kv_kernel[(-(-num_rows // rows),)](
+            key,
+            value,
+            key_cache,
+            value_cache,
+            slot_mapping,
+            num_rows,
+            *key.stride()[:2],
+            *value.stride()[:2],
+            *key_cache.stride()[:2],
+            *value_cache.stride()[:2],
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_SIZE=head_size,
+            VALUE_HEAD_SIZE=value.shape[2],
+            BLOCK_SIZE=key_cache.shape[2],
+            ROWS=rows,
+            HEAD_PAD=next_power_of_two(head_size),
+            VALUE_PAD=next_power_of_two(value.shape[2]),
+        )
+
+    def attention(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        batch: PagedBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Causal attention through the block tables. See `AttentionBackend.attention`.
+
+        Raises ValueError where a cache is not contiguous per block and head.
+        """
+        import triton.language as tl
+
+        from kvscope.kernels.triton_attention import paged_attention_kernel
+
+        for cache in (key_cache, value_cache):
+            CacheLayout.of(cache)
+        query = _with_dense_rows(query)
+        num_tokens, num_query_heads, head_size = query.shape
+        num_kv_heads, block_size, value_head_size = value_cache.shape[1:]
+        group_size = num_query_heads // num_kv_heads
+        # The interpreter truncates to bfloat16 where a GPU rounds: there the result is rounded by torch.
+        output_dtype = torch.float32 if self.interpreted else query.dtype
+        output = query.new_empty(num_tokens, num_query_heads, value_head_size, dtype=output_dtype)
+        one_query = batch.max_query_length == 1 and batch.num_seqs == num_tokens
+        tiles = self._tiles or self._choose_tiles(batch, query, group_size, max(head_size, value_head_size), one_query)
+        group_rows = next_power_of_two(group_size)
+        num_tiles = batch.num_seqs
+        if not one_query:
+            num_tiles += num_tokens // (tiles.block_m // group_rows)
+        # numpy, on which the interpreter runs, has no bfloat16 to multiply.
+        dot_dtype = tl.float32 if self.interpreted else getattr(tl, str(query.dtype).removeprefix("torch."))
+        paged_attention_kernel[(num_tiles, num_kv_heads)](
+            output,
+            query,
+            key_cache,
+            value_cache,
+            batch.query_start,
+            batch.context_lengths,
+            batch.block_tables,
+            batch.num_seqs,
+            scale * LOG2_E if soft_cap is None else 2 * LOG2_E * scale / soft_cap,
+            0.0 if soft_cap is None else soft_cap * LOG2_E,
+            *output.stride()[:2],
+            *query.stride()[:2],
+            *key_cache.stride()[:2],
+            *value_cache.stride()[:2],
+            batch.block_tables.stride(0),
+            GROUP=group_size,
+            HEAD_SIZE=head_size,
+            VALUE_HEAD_SIZE=value_head_size,
+            BLOCK_SIZE=block_size,
+            SLIDING_WINDOW=sliding_window,
+            HAS_SOFT_CAP=soft_cap is not None,
+            ONE_QUERY=one_query,
+            BLOCK_M=tiles.block_m,
+            GROUP_ROWS=group_rows,
+            TILE=tiles.tile,
+            HEAD_PAD=max(16, next_power_of_two(head_size)),
+            VALUE_PAD=max(16, next_power_of_two(value_head_size)),
+            DOT_DTYPE=dot_dtype,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
+        )
+        return output.to(query.dtype)
+
+    def copy_blocks(self, caches: Sequence[Tensor], source_ids: Tensor, target_ids: Tensor) -> None:
+        """Copy whole blocks, as integers: a NaN keeps its bits. See `AttentionBackend.copy_blocks`."""
+        from kvscope.kernels.triton_cache import copy_blocks_kernel
+
+        if len(source_ids) == 0:
+            return
+        for cache in caches:
+            CacheLayout.of(cache)
+            _, num_kv_heads, block_size, head_size = cache.shape
+            row_size = block_size * head_size
+            num_rows = len(source_ids) * num_kv_heads
+            rows, columns = (16, INTERPRETED_COLUMNS) if self.interpreted else (1, COMPILED_COLUMNS)
+            copy_blocks_kernel[(-(-num_rows // rows), -(-row_size // columns))](
+                cache.view(INTEGER_OF_SIZE[cache.element_size()]),
+                source_ids,
+                target_ids,
+                num_rows,
+                *cache.stride()[:2],
+                NUM_KV_HEADS=num_kv_heads,
+                ROW_SIZE=row_size,
+                ROWS=rows,
+                COLUMNS=columns,
+            )
+
+    def _choose_tiles(
+        self, batch: PagedBatch, query: Tensor, group_size: int, head_size: int, one_query: bool
+    ) -> Tiles:
+        if self.interpreted:
+            return interpreted_tiles(
+                group_size=group_size,
+                max_query_length=batch.max_query_length,
+                max_context_length=batch.max_context_length,
+            )
+        return compiled_tiles(
+            one_query=one_query, group_size=group_size, head_size=head_size, element_size=query.element_size()
+        )
+
+
+def _with_dense_rows(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy where the elements of a head are not next to each other."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

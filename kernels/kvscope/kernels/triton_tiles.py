@@ -1,0 +1,46 @@
+"""Tile sizes of the attention kernel, by shape: a table, not a search at run time."""
+
+from typing import NamedTuple
+
+MIN_DOT_ROWS = 16  # the smallest M, N and K of `tl.dot`
+MAX_INTERPRETED_TILE = 512
+
+
+class Tiles(NamedTuple):
+    """Shape of one program's work and how it is compiled."""
+
+    block_m: int
+    """Query rows per tile: queries times query heads of the group (padded to a power of two)."""
+    tile: int
+    """Positions of K and V per iteration."""
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+def next_power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n, for n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
+def compiled_tiles(*, one_query: bool, group_size: int, head_size: int, element_size: int) -> Tiles:
+    """Tiles for a GPU. `head_size` is the larger one of K and V, `element_size` in bytes per multiplied element.
+
+    Decode is bound by reading KV: the fewest rows the matrix units take, and a wide tile to have many loads in
+    flight. Prefill is bound by arithmetic and registers: as many rows as fit. float32 takes twice the room and does
+    not use the matrix units, so its tiles are smaller.
+    """
+    group_rows = next_power_of_two(group_size)
+    is_wide = next_power_of_two(head_size) * element_size > 256  # bytes of one K or V row
+    if one_query:
+        return Tiles(block_m=max(MIN_DOT_ROWS, group_rows), tile=32 if is_wide else 64)
+    rows = 32 if is_wide else 64
+    return Tiles(block_m=max(rows, group_rows), tile=32 if is_wide else 64)
+
+
+def interpreted_tiles(*, group_size: int, max_query_length: int, max_context_length: int) -> Tiles:
+    """Tiles for the interpreter, where a program costs milliseconds whatever its size: few and large ones."""
+    rows = next_power_of_two(max_query_length * next_power_of_two(group_size))
+    return Tiles(
+        block_m=max(next_power_of_two(group_size), min(max(rows, MIN_DOT_ROWS), MAX_INTERPRETED_TILE)),
+        tile=min(max(next_power_of_two(max_context_length), MIN_DOT_ROWS), MAX_INTERPRETED_TILE),
+    )
