@@ -1,0 +1,233 @@
+"""The control server: answers snapshot and replay from the publisher, hands everything else to the engine.
+
+One ROUTER, one thread. A replay is sent in chunks between other clients' requests, and waits for a slow reader
+without making anybody else wait. Nothing a client sends ends the thread.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+
+from kvscope.events.codec import DecodeError
+from kvscope.events.options import OptionError, make_params
+from kvscope.events.text import make_printable
+from kvscope.events.types import SamplingParams
+from kvscope.transport.publisher import Publisher, SnapshotUnavailable
+from kvscope.transport.requests import (
+    MAX_REQUEST_ID_CHARS,
+    MAX_STEPS,
+    READ_ONLY_OPS,
+    ControlRefused,
+    Op,
+    decode_request,
+    encode_reply,
+    number_field,
+    one_line,
+    text_field,
+)
+from kvscope.transport.sockets import bind
+from kvscope.transport.wire import MAX_REQUEST_BYTES
+
+logger = logging.getLogger(__name__)
+
+REPLAY_CHUNK_BATCHES = 64
+MAX_REPLAYS = 64
+REPLAY_PATIENCE_S = 30.0  # how long a replay waits for a client that does not read
+IDLE_POLL_MS = 100
+BLOCKED_POLL_MS = 5
+
+
+class ControlHandler(Protocol):
+    """What the engine does on request. Calls come from the control thread and must return at once.
+
+    Each may raise ControlRefused with one line for the user.
+    """
+
+    def submit(self, prompt: str, params: SamplingParams, request_id: str | None) -> str:
+        """The request's id."""
+        ...
+
+    def cancel(self, request_id: str) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def step(self, num_steps: int) -> None: ...
+    def stats(self) -> dict[str, object]: ...
+
+
+class _Replay:
+    """One client's replay in progress; `moved_at` is when it last got something."""
+
+    def __init__(self, client: bytes, request_id: int, next_seq: int) -> None:
+        self.client, self.request_id, self.next_seq = client, request_id, next_seq
+        self.moved_at = time.monotonic()
+
+
+class ControlServer:
+    """Binds at once, then answers from its own thread until `close`."""
+
+    def __init__(self, address: str, publisher: Publisher, handler: ControlHandler, *, read_only: bool = False) -> None:
+        """Raises EndpointError when the address cannot be bound."""
+        self.num_refused_frames = 0
+        self._publisher, self._handler, self._read_only = publisher, handler, read_only
+        self._replays: dict[bytes, _Replay] = {}
+        self._closing = threading.Event()
+        self._ops: dict[Op, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            Op.SNAPSHOT: self._snapshot,
+            Op.PING: self._ping,
+            Op.STATS: self._stats,
+            Op.SUBMIT: self._submit,
+            Op.CANCEL: self._cancel,
+            Op.PAUSE: self._pause,
+            Op.RESUME: self._resume,
+            Op.STEP: self._step,
+        }
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            # Bound here so that the caller learns of a bad address; from `start` on the thread alone uses it.
+            self._socket = bind(self._context, zmq.ROUTER, address, MAX_REQUEST_BYTES)
+        except BaseException:
+            self._context.term()
+            raise
+        self._thread = threading.Thread(target=self._run, name="kvscope-control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering and end the thread. Idempotent."""
+        self._closing.set()
+        self._thread.join()
+
+    # --- the control thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            poll_ms = IDLE_POLL_MS
+            while not self._closing.is_set():
+                if self._socket.poll(poll_ms):
+                    self._receive()
+                poll_ms = self._advance_replays()
+        finally:
+            self._socket.close()
+            self._context.term()
+
+    def _receive(self) -> None:
+        frames = self._socket.recv_multipart()
+        try:
+            if len(frames) != 2:
+                raise DecodeError(f"a request is one frame, not {len(frames) - 1}")
+            request_id, fields = decode_request(frames[1])
+        except DecodeError as error:
+            self.num_refused_frames += 1
+            logger.debug("a control frame was refused: %s", error)
+            return
+        self._answer(frames[0], request_id, fields)
+
+    def _answer(self, client: bytes, request_id: int, fields: dict[str, Any]) -> None:
+        try:
+            op = self._parse_op(fields)
+            if op is Op.REPLAY:
+                self._start_replay(client, request_id, fields)
+                return
+            reply = encode_reply(request_id, ok=True, **self._ops[op](fields))
+        except (ControlRefused, OptionError, SnapshotUnavailable) as error:
+            reply = encode_reply(request_id, ok=False, error=one_line(error))
+        except Exception as error:
+            logger.exception("a control request failed")
+            reply = encode_reply(request_id, ok=False, error=f"the engine failed to answer: {one_line(error)}")
+        self._send(client, reply)
+
+    def _parse_op(self, fields: dict[str, Any]) -> Op:
+        name = fields.get("op")
+        try:
+            op = Op(name)
+        except ValueError:
+            shown = make_printable(name[:40]) if isinstance(name, str) else type(name).__name__
+            raise ControlRefused(f"unknown op {shown!r}; ops are {', '.join(o.value for o in Op)}") from None
+        if self._read_only and op not in READ_ONLY_OPS:
+            raise ControlRefused(f"{op.value}: this engine is read-only for viewers")
+        return op
+
+    def _send(self, client: bytes, frame: bytes) -> bool:
+        """Whether the frame is on its way; False when the client's pipe is full or the client is gone."""
+        try:
+            self._socket.send_multipart((client, frame), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    # --- operations ----------------------------------------------------------------------------------------------
+
+    def _snapshot(self, fields: dict[str, Any]) -> dict[str, Any]:
+        seq, state = self._publisher.snapshot()
+        return {"seq": seq, "state": state}
+
+    def _ping(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"epoch": self._publisher.epoch, "last_seq": self._publisher.last_seq, "pid": os.getpid()}
+
+    def _submit(self, fields: dict[str, Any]) -> dict[str, Any]:
+        prompt = text_field(fields, "prompt", MAX_REQUEST_BYTES)
+        options = fields.get("options", {})
+        if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+            raise ControlRefused("options must be a map")
+        wanted = fields.get("request_id")
+        wanted_id = None if wanted is None else text_field(fields, "request_id", MAX_REQUEST_ID_CHARS)
+        return {"request_id": self._handler.submit(prompt, make_params(options), wanted_id)}
+
+    def _cancel(self, fields: dict[str, Any]) -> dict[str, Any]:
+        self._handler.cancel(text_field(fields, "request_id", MAX_REQUEST_ID_CHARS))
+        return {}
+
+    def _pause(self, fields: dict[str, Any]) -> dict[str, Any]:
+        self._handler.pause()
+        return {}
+
+    def _resume(self, fields: dict[str, Any]) -> dict[str, Any]:
+        self._handler.resume()
+        return {}
+
+    def _step(self, fields: dict[str, Any]) -> dict[str, Any]:
+        self._handler.step(number_field(fields, "num_steps", 1, MAX_STEPS))
+        return {}
+
+    def _stats(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"stats": self._handler.stats()}
+
+    # --- replay --------------------------------------------------------------------------------------------------
+
+    def _start_replay(self, client: bytes, request_id: int, fields: dict[str, Any]) -> None:
+        seq = number_field(fields, "seq", 0, (1 << 63) - 1)
+        if client not in self._replays and len(self._replays) >= MAX_REPLAYS:
+            raise ControlRefused(f"{MAX_REPLAYS} replays are in progress; try again")
+        self._replays[client] = _Replay(client, request_id, seq)  # a client's newer question replaces its older one
+
+    def _advance_replays(self) -> int:
+        """Send one chunk of each replay; how many milliseconds the next poll may wait."""
+        if not self._replays:
+            return IDLE_POLL_MS
+        moved = [self._advance(replay) for replay in list(self._replays.values())]
+        return 0 if any(moved) else BLOCKED_POLL_MS
+
+    def _advance(self, replay: _Replay) -> bool:
+        chunk = self._publisher.ring.chunk(replay.next_seq, REPLAY_CHUNK_BATCHES)
+        for seq, payload in chunk or ():
+            if not self._send(replay.client, encode_reply(replay.request_id, seq=seq, payload=payload)):
+                return self._wait_for(replay)
+            replay.next_seq, replay.moved_at = seq + 1, time.monotonic()
+        if not chunk:
+            self._end_replay(replay, complete=chunk is not None)
+        return True
+
+    def _end_replay(self, replay: _Replay, *, complete: bool) -> None:
+        end = encode_reply(replay.request_id, ok=True, end=True, next_seq=replay.next_seq, complete=complete)
+        if self._send(replay.client, end) or not self._wait_for(replay):
+            self._replays.pop(replay.client, None)
+
+    def _wait_for(self, replay: _Replay) -> bool:
+        """A full pipe: try again later, for a while. Always False: nothing moved."""
+        if time.monotonic() - replay.moved_at > REPLAY_PATIENCE_S:
+            self._replays.pop(replay.client, None)
+        return False
