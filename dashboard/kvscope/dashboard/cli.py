@@ -1,0 +1,148 @@
+"""The command line: reads arguments, builds the parts of a command, and turns every error into one line.
+
+Heavy modules (torch above all) are imported inside the command that needs them: `kvscope --help` answers at once, and
+`attach` and `replay` work without the engine's packages.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvscope.dashboard import engine_commands, flags
+from kvscope.dashboard.errors import CommandError, ExitCode, one_line
+
+
+app = typer.Typer(
+    name="kvscope",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+for command in (engine_commands.demo, engine_commands.run, engine_commands.serve):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvscope {importlib.metadata.version('kvscope')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _kvscope(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Watch the memory of a live paged-KV engine, block by block.
+
+    \b
+    kvscope demo                            a small model, and its blocks on the screen
+    kvscope serve                           an engine to attach to
+    kvscope attach                          the dashboard on it (over SSH: ssh -t HOST kvscope attach)
+    kvscope run --prompt "To be" n=2        no dashboard: outputs and a memory summary
+    kvscope replay run.mcap                 a recorded run, again
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def attach(
+    endpoint: Annotated[
+        str | None, typer.Argument(help="Name, socket directory, or tcp://host:port; the only engine unless given.")
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Watch only: no prompts, no pausing.")] = False,
+    ascii_only: flags.Ascii = False,
+) -> int:
+    """Open the dashboard on a running engine.
+
+    \b
+    kvscope attach                          the engine that runs here
+    kvscope attach demo-4711                one of several, by name
+    ssh -t HOST kvscope attach              one on another machine
+    """
+    from kvscope.dashboard import viewer
+
+    return viewer.attach(endpoint, read_only=read_only, ascii_only=ascii_only)
+
+
+@app.command()
+def replay(
+    recording: Annotated[Path, typer.Argument(help="What --record wrote.", metavar="FILE", show_default=False)],
+    ascii_only: flags.Ascii = False,
+) -> int:
+    """Watch a recorded run again: play, pause, step."""
+    from kvscope.dashboard import viewer
+
+    return viewer.replay(recording, ascii_only=ascii_only)
+
+
+@app.command(name="list")
+def list_running() -> int:
+    """List your running engines."""
+    from kvscope.dashboard import viewer
+
+    lines = viewer.engine_lines()
+    print(*lines or ["no engine is running; start one with: kvscope serve"], sep="\n")
+    return ExitCode.OK
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Run one command to its exit code. Errors that are the user's to fix become one line on stderr."""
+    try:
+        result = typer.main.get_command(app).main(list(arguments), prog_name="kvscope", standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return ExitCode.BROKEN_PIPE
+    except Exception as error:
+        if not _is_users(error):
+            raise
+        print(f"kvscope: {_message(error)}", file=sys.stderr)
+        return error.exit_code if isinstance(error, CommandError) else ExitCode.USAGE
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether the error is about what was asked, not about this program."""
+    if isinstance(error, CommandError) or (isinstance(error, OSError) and error.filename is not None):
+        return True
+    from kvscope.events.options import OptionError
+    from kvscope.transport.endpoints import EndpointError
+    from kvscope.transport.recording import RecordingError
+
+    usage_error = typer.BadParameter.__mro__[1]  # the base of all argument errors, in click and in typer's own copy
+    return isinstance(error, OptionError | EndpointError | RecordingError | usage_error)
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return one_line(CommandError(f"{error.filename}: {error.strerror}"))
+    format_message = getattr(error, "format_message", None)  # an argument error, with the argument's name
+    return one_line(CommandError(format_message()) if format_message is not None else error)
+
+
+def _discard_stdout() -> None:
+    """The reader has gone: let the interpreter's last flush go nowhere instead of failing."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main() -> None:
+    """Entry point of the `kvscope` command."""
+    sys.exit(run_command_line(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""`kvscope demo`: an engine on the embedded model with a pool small enough to watch, and two prompts.
+
+With a terminal it opens the dashboard; without one it does the same work headless and prints a summary.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from kvscope.dashboard.engine_process import EngineProcess
+from kvscope.dashboard.errors import CommandError, ExitCode
+from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, require_screen, run_screen, wants_ascii
+from kvscope.dashboard.viewer import wait_until_live
+from kvscope.events.options import split_prompt
+from kvscope.events.types import BlocksAllocated
+from kvscope.transport.source import Source, Status
+
+# Blocks of 4 slots, as in the article: small enough that sharing and copying happen within a line of verse.
+SERVE_ARGUMENTS = ("--block-size", "4", "--num-gpu-blocks-override", "96", "--max-num-seqs", "16")
+# The first has two candidates and a prompt that does not fill its last block: it is shared, then copied on write.
+SCRIPTED_PROMPTS = (
+    "O Romeo, Romeo, wherefore art thou n=2 max_tokens=64 temperature=0.8 seed=1",
+    "KING RICHARD: Now is the winter max_tokens=96 temperature=0.8 seed=2",
+)
+STALL_TIMEOUT_S = 60.0
+SYNC_TIMEOUT_S = 10.0
+POLL_S = 0.05
+
+
+def demo(*, name: str | None, record: Path | None, force: bool, ascii_only: bool) -> int:
+    """Run the demonstration; the engine is stopped on every way out. The exit code."""
+    on_screen = has_terminal()
+    if on_screen:
+        require_screen("demo")
+    recording = ["--record", str(record.absolute()), *(["--force"] if force else [])] if record is not None else []
+    name = name or f"demo-{os.getpid()}"
+    with exiting_on_signals(), EngineProcess(name, [*SERVE_ARGUMENTS, *recording]) as engine:
+        _wait_until_ready(engine)
+        source = _connect(engine)
+        try:
+            if not on_screen:
+                return _run_headless(source, engine)
+            return _run_dashboard(source, ascii_only=ascii_only or wants_ascii())
+        finally:
+            source.close()
+
+
+def _wait_until_ready(engine: EngineProcess) -> None:
+    """Wait with a progress line on stderr: one that counts on a terminal, a single one elsewhere."""
+    live = sys.stderr.isatty()
+
+    def show(elapsed_s: float) -> None:
+        if live:
+            print(f"\rkvscope: loading tiny-shakespeare  {elapsed_s:3.0f} s", end="", file=sys.stderr, flush=True)
+
+    if not live:
+        print("kvscope: loading tiny-shakespeare", file=sys.stderr, flush=True)
+    try:
+        engine.wait_until_ready(show)
+    finally:
+        if live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _connect(engine: EngineProcess) -> Source:
+    from kvscope.transport.client import EngineClient
+    from kvscope.transport.discovery import resolve
+
+    client = EngineClient(resolve(engine.name))
+    client.start()
+    try:
+        wait_until_live(client, engine.name, is_alive=engine.is_running, timeout_s=SYNC_TIMEOUT_S)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _run_dashboard(source: Source, *, ascii_only: bool) -> int:
+    from kvscope.dashboard.app import DashboardApp
+
+    return run_screen(
+        DashboardApp(source, title="tiny-shakespeare", ascii_only=ascii_only, scripted_prompts=SCRIPTED_PROMPTS)
+    )
+
+
+def _run_headless(source: Source, engine: EngineProcess) -> int:
+    request_ids = [_submit(source, prompt) for prompt in SCRIPTED_PROMPTS]
+    _wait_until_finished(source, engine, request_ids)
+    print(*summary_lines(source, request_ids), sep="\n")
+    return ExitCode.FAILURE if source.view.findings else ExitCode.OK
+
+
+def _submit(source: Source, prompt_line: str) -> str:
+    if source.control is None:
+        raise CommandError("the engine takes no requests", ExitCode.FAILURE)
+    prompt, params = split_prompt(prompt_line)
+    options = {name: value for name in params.__struct_fields__ if (value := getattr(params, name)) is not None}
+    reply = source.control.submit(prompt, options).result(timeout=SYNC_TIMEOUT_S)
+    if not reply.ok:
+        raise CommandError(f"the engine refused {prompt!r}: {reply.error}", ExitCode.FAILURE)
+    return reply.request_id
+
+
+def _wait_until_finished(source: Source, engine: EngineProcess, request_ids: list[str]) -> None:
+    """Block until every request has finished. Raises CommandError when the engine is gone or makes no more steps."""
+    last_step, moved_at = -1, time.monotonic()
+    while True:
+        with source.view.lock:
+            state, status = source.view.state, source.view.status
+            finished = all(
+                request_id in state.requests and state.requests[request_id].status == "finished"
+                for request_id in request_ids
+            )
+            step = state.step
+        if finished:
+            return
+        if not engine.is_running():
+            raise engine.failure()
+        if status is Status.ENDED:
+            raise CommandError("the engine stopped before the requests were finished", ExitCode.FAILURE)
+        if step != last_step:
+            last_step, moved_at = step, time.monotonic()
+        if time.monotonic() - moved_at > STALL_TIMEOUT_S:
+            raise CommandError(f"no step for {STALL_TIMEOUT_S:.0f} s; gave up", ExitCode.FAILURE)
+        time.sleep(POLL_S)
+
+
+def summary_lines(source: Source, request_ids: list[str]) -> list[str]:
+    """What happened, in plain text: outputs, tokens, blocks by state, copies, and what the auditor found."""
+    view = source.view
+    with view.lock:
+        state, counters, findings = view.state, view.state.counters, list(view.findings)
+        info = state.info
+        if info is None:
+            raise CommandError("the engine has not announced itself", ExitCode.FAILURE)
+        requests = [state.requests[request_id] for request_id in request_ids]
+        allocated = [len(entry.event.block_ids) for entry in view.log if isinstance(entry.event, BlocksAllocated)]
+        num_handed_out = sum(allocated) + counters.copies
+        free, num_blocks = state.num_free_blocks(), info.num_blocks
+        lines = [f"engine     {info.model} on {info.device}, {info.dtype}, {info.attention_backend} attention"]
+        for request in requests:
+            lines += [
+                f"{sequence.sequence_id:<10} {request.prompt!r} -> {sequence.text!r}" for sequence in request.sequences
+            ]
+        prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+    audit = "ok" if not findings else f"{len(findings)} findings"
+    return [
+        *lines,
+        f"requests   {len(requests)} finished, {sum(len(request.sequences) for request in requests)} sequences",
+        f"tokens     {prompt_tokens} in prompts, {counters.generated_tokens} generated, {state.step} steps",
+        f"blocks     {num_blocks} of {info.block_size} slots: {free} free, {num_blocks - free} held, 0 cached",
+        f"           {num_handed_out} were handed out in all",
+        f"copies     {counters.copies} on write, {counters.preemptions} preemptions",
+        f"audit      {audit}",
+        *(f"           invariant {finding.rule}, step {finding.step}: {finding.message}" for finding in findings),
+    ]

@@ -1,0 +1,177 @@
+"""The commands that start an engine: `run`, `serve` and `demo`. The only module here that imports kvscope.engine."""
+
+import importlib.util
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from kvscope.dashboard import flags
+from kvscope.dashboard.errors import CommandError
+from kvscope.engine.config import EMBEDDED_MODEL, ConfigError, EngineConfig
+from kvscope.events.options import parse_options
+
+DEFAULTS = EngineConfig()
+INSTALL_ENGINE = "install it with: pip install 'kvscope[engine]'"
+_OPTION_WORD = re.compile(r"[A-Za-z_]+=")
+
+
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="A model, then sampling options.", metavar="MODEL|KEY=VALUE", show_default=False),
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="What to continue; may be repeated.", metavar="TEXT")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    record: flags.Record = None,
+    force: flags.Force = False,
+    block_size: flags.BlockSize = DEFAULTS.block_size,
+    num_gpu_blocks_override: flags.NumGpuBlocksOverride = DEFAULTS.num_gpu_blocks_override,
+    gpu_memory_utilization: flags.GpuMemoryUtilization = DEFAULTS.gpu_memory_utilization,
+    max_num_seqs: flags.MaxNumSeqs = DEFAULTS.max_num_seqs,
+    max_num_batched_tokens: flags.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
+    max_model_len: flags.MaxModelLen = DEFAULTS.max_model_len,
+    dtype: flags.Dtype = DEFAULTS.dtype,
+    device: flags.Device = DEFAULTS.device,
+    attention_backend: flags.AttentionBackend = DEFAULTS.attention_backend,
+    seed: flags.Seed = DEFAULTS.seed,
+) -> int:
+    """Run prompts through the engine, without a dashboard; print outputs, token ids and the memory summary.
+
+    MODEL is tiny-shakespeare (the embedded one), a directory, or a hub id. The first word is the model unless it is an
+    option. Options: n, max_tokens, temperature (0 is greedy), top_k, top_p, seed, stop, ignore_eos.
+
+    \b
+    kvscope run --prompt "O Romeo," n=2 max_tokens=32
+    kvscope run ./my-model --prompt "Once upon a time" temperature=0 --json
+    """
+    model, options = _split_words(words or [])
+    params = parse_options(options)
+    if not prompt:
+        raise CommandError("run needs a prompt: kvscope run --prompt TEXT")
+    with _config_errors():
+        config = EngineConfig(
+            model=model,
+            block_size=block_size,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            gpu_memory_utilization=gpu_memory_utilization,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+            attention_backend=attention_backend,
+            seed=seed,
+        )
+        _require_engine("run")
+        from kvscope.engine import commands
+
+        return commands.run(config, prompt, params, as_json=as_json, record=record, force=force)
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Embedded model, directory, or hub id.")] = EMBEDDED_MODEL,
+    name: Annotated[str | None, typer.Option(help="What `attach` calls this engine.", metavar="NAME")] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Listen on loopback TCP (PORT and PORT+1) as well.", metavar="tcp://127.0.0.1:PORT"),
+    ] = None,
+    record: flags.Record = None,
+    force: flags.Force = False,
+    start_paused: Annotated[bool, typer.Option("--start-paused", help="Run no step until told to.")] = False,
+    until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
+    block_size: flags.BlockSize = DEFAULTS.block_size,
+    num_gpu_blocks_override: flags.NumGpuBlocksOverride = DEFAULTS.num_gpu_blocks_override,
+    gpu_memory_utilization: flags.GpuMemoryUtilization = DEFAULTS.gpu_memory_utilization,
+    max_num_seqs: flags.MaxNumSeqs = DEFAULTS.max_num_seqs,
+    max_num_batched_tokens: flags.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
+    max_model_len: flags.MaxModelLen = DEFAULTS.max_model_len,
+    dtype: flags.Dtype = DEFAULTS.dtype,
+    device: flags.Device = DEFAULTS.device,
+    attention_backend: flags.AttentionBackend = DEFAULTS.attention_backend,
+    seed: flags.Seed = DEFAULTS.seed,
+) -> int:
+    """Start an engine that dashboards attach to; Ctrl-C stops it.
+
+    Its sockets lie in a private directory of yours: no port is open unless --listen asks for one, on loopback.
+
+    \b
+    kvscope serve --block-size 4 --num-gpu-blocks-override 96
+    kvscope serve HuggingFaceTB/SmolLM2-135M-Instruct --record run.mcap
+    """
+    with _config_errors():
+        config = EngineConfig(
+            model=model,
+            block_size=block_size,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            gpu_memory_utilization=gpu_memory_utilization,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+            attention_backend=attention_backend,
+            seed=seed,
+        )
+        _require_engine("serve")
+        if until_stdin_closes:
+            _stop_when_stdin_closes()
+        from kvscope.engine import commands
+
+        return commands.serve(config, name=name, listen=listen, record=record, force=force, start_paused=start_paused)
+
+
+def demo(
+    record: flags.Record = None,
+    force: flags.Force = False,
+    name: Annotated[str | None, typer.Option(help="The engine's name; demo-PID unless set.", metavar="NAME")] = None,
+    ascii_only: flags.Ascii = False,
+) -> int:
+    """Start an engine on the embedded model, open the dashboard on it, and send two prompts.
+
+    Without a terminal it does the same work headless and prints a summary.
+    """
+    _require_engine("demo")
+    from kvscope.dashboard import demo as demonstration
+
+    return demonstration.demo(name=name, record=record, force=force, ascii_only=ascii_only)
+
+
+def _split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The model and the option words; a first word that looks like an option leaves the embedded model."""
+    if words and _OPTION_WORD.match(words[0]) is None:
+        return words[0], words[1:]
+    return EMBEDDED_MODEL, words
+
+
+@contextmanager
+def _config_errors() -> Iterator[None]:
+    """A setting that cannot work is the user's to fix."""
+    try:
+        yield
+    except ConfigError as error:
+        raise CommandError(str(error)) from error
+
+
+def _require_engine(command: str) -> None:
+    """Raises CommandError when this is the base install."""
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CommandError(f"{command} needs the engine, and {' and '.join(missing)} is not here; {INSTALL_ENGINE}")
+
+
+def _stop_when_stdin_closes() -> None:
+    """End this process as SIGTERM would, once whoever started it is gone."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -1,0 +1,34 @@
+"""The flags of the commands that start an engine. They carry vLLM's names, so that a habit or a script carries over."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+BlockSize = Annotated[int, typer.Option(help="Slots (token positions) per block.", metavar="N")]
+NumGpuBlocksOverride = Annotated[
+    int | None,
+    typer.Option(help="Blocks in the pool, on any device, instead of what the memory allows.", metavar="N"),
+]
+GpuMemoryUtilization = Annotated[
+    float, typer.Option(help="Share of the device's memory for weights and pool.", metavar="SHARE")
+]
+MaxNumSeqs = Annotated[int, typer.Option(help="Sequences in one step, at most.", metavar="N")]
+MaxNumBatchedTokens = Annotated[int, typer.Option(help="Tokens in one step, at most.", metavar="N")]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(help="Prompt and output together, in tokens; the model's own limit unless set.", metavar="N"),
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "float16", "bfloat16"], typer.Option(help="Of weights and KV.", show_choices=True)
+]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.")]
+AttentionBackend = Annotated[
+    Literal["auto", "torch", "triton", "reference"],
+    typer.Option(help="Paged attention; triton on a CPU runs in Triton's interpreter, slowly."),
+]
+Seed = Annotated[int, typer.Option(help="Default seed of the sampling.", metavar="N")]
+
+Record = Annotated[Path | None, typer.Option(help="Keep every event in FILE, for `kvscope replay`.", metavar="FILE")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the recording if it exists.")]
+Ascii = Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")]
