@@ -1,0 +1,137 @@
+"""Block tables over the pool: growth, sharing, copy-on-write and release, each recorded as an event.
+
+The scheduler asks first how many free blocks a step needs (`blocks_needed`), then carries it out; nothing here fails
+half-way.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kvscope.engine import request as rq
+from kvscope.engine.block_pool import BlockPool
+from kvscope.events import types as ev
+from kvscope.events.types import Event
+
+
+class BlockCopy(NamedTuple):
+    """KV of all layers to copy, before the forward pass."""
+
+    source_block: int
+    target_block: int
+
+
+class Extent(NamedTuple):
+    """Positions `start:stop` of a sequence, to be computed in this step."""
+
+    sequence: rq.Sequence
+    start: int
+    stop: int
+
+
+class BlockTables:
+    """Carries out what the scheduler decided, and appends what happened to `events`."""
+
+    def __init__(self, pool: BlockPool, events: list[Event]) -> None:
+        self.pool = pool
+        self._events = events
+
+    def blocks_needed(self, extents: Iterable[Extent]) -> int:
+        """Free blocks that writing all these extents takes: growth, and copies of shared blocks.
+
+        Of the sequences that share a block, the last to write needs no copy.
+        """
+        needed = 0
+        left: dict[int, int] = {}  # holders of a shared block, once earlier extents have left it
+        for sequence, start, stop in extents:
+            needed += max(self.pool.blocks_for(stop) - len(sequence.block_table), 0)
+            block_id = self._shared_block_at(sequence, start)
+            if block_id is None:
+                continue
+            holders = left.get(block_id, self.pool.ref_counts[block_id])
+            if holders > 1:
+                needed += 1
+                left[block_id] = holders - 1
+        return needed
+
+    def prepare(self, extent: Extent) -> list[BlockCopy]:
+        """Make every position of the extent writable by this sequence alone; returns the copies to make."""
+        copies = self._make_private(extent.sequence, extent.start)
+        self.grow(extent.sequence, extent.stop)
+        return copies
+
+    def grow(self, sequence: rq.Sequence, num_positions: int) -> None:
+        """Reserve blocks until positions `0:num_positions` have slots."""
+        count = self.pool.blocks_for(num_positions) - len(sequence.block_table)
+        if count <= 0:
+            return
+        block_ids = self.pool.allocate(count)
+        self._events.append(
+            ev.BlocksAllocated(
+                sequence_id=sequence.sequence_id, first_logical_block=len(sequence.block_table), block_ids=block_ids
+            )
+        )
+        sequence.block_table = sequence.block_table + block_ids
+
+    def fork(self, parent: rq.Sequence, child: rq.Sequence) -> None:
+        """The child's table becomes the parent's: every block has one holder more, none is copied."""
+        self.pool.share(parent.block_table)
+        child.block_table = list(parent.block_table)
+        child.num_computed = parent.num_computed
+        self._events.append(
+            ev.BlocksShared(
+                sequence_id=child.sequence_id,
+                from_sequence_id=parent.sequence_id,
+                block_ids=list(child.block_table),
+            )
+        )
+
+    def release(self, sequence: rq.Sequence) -> list[int]:
+        """Drop the whole table; returns the blocks that nobody holds any more."""
+        if not sequence.block_table:
+            return []
+        freed = self.pool.release(sequence.block_table)
+        self._events.append(
+            ev.BlocksReleased(sequence_id=sequence.sequence_id, block_ids=sequence.block_table, freed_block_ids=freed)
+        )
+        sequence.block_table = []
+        sequence.num_computed = 0
+        return freed
+
+    def check_integrity(self, sequences: Sequence[rq.Sequence]) -> list[str]:
+        """Invariant 1 over the pool, and that every written position has a slot."""
+        problems = self.pool.check_integrity(sequence.block_table for sequence in sequences)
+        problems += [
+            f"{sequence.sequence_id} has KV for {sequence.num_computed} positions in {len(sequence.block_table)} blocks"
+            for sequence in sequences
+            if self.pool.blocks_for(sequence.num_computed) > len(sequence.block_table)
+        ]
+        return problems
+
+    def _make_private(self, sequence: rq.Sequence, position: int) -> list[BlockCopy]:
+        """Copy-on-write: a shared block about to be written is replaced by a private copy of it."""
+        source = self._shared_block_at(sequence, position)
+        if source is None:
+            return []
+        logical, num_slots = divmod(position, self.pool.block_size)
+        (target,) = self.pool.allocate(1)
+        self.pool.release([source])
+        sequence.block_table = [*sequence.block_table[:logical], target, *sequence.block_table[logical + 1 :]]
+        sequence.num_copies += 1
+        self._events.append(
+            ev.BlockCopied(
+                sequence_id=sequence.sequence_id,
+                logical_block=logical,
+                source_block=source,
+                target_block=target,
+                num_slots=num_slots,
+            )
+        )
+        return [BlockCopy(source, target)]
+
+    def _shared_block_at(self, sequence: rq.Sequence, position: int) -> int | None:
+        """The block that holds the position's slot, if another table points at it too."""
+        logical = position // self.pool.block_size
+        if logical >= len(sequence.block_table):
+            return None
+        block_id = sequence.block_table[logical]
+        return block_id if self.pool.ref_counts[block_id] > 1 else None

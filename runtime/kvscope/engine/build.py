@@ -1,0 +1,107 @@
+"""From a configuration to an engine: loads the model, sizes the pool, checks what cannot work."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import torch
+
+from kvscope.engine.config import ConfigError, EngineConfig
+from kvscope.engine.engine import Engine
+from kvscope.engine.model_loader import LoadedModel, choose_device, load_model
+from kvscope.engine.model_runner import ModelRunner, bytes_per_slot
+from kvscope.events.types import MAX_NUM_BLOCKS, EngineInfo
+from kvscope.kernels.backend import AttentionBackend, check_block_size, get_backend
+from kvscope.transport.publisher import EventSink
+
+CPU_POOL_BYTES = 1 << 30  # without a flag, the pool takes at most this much of a CPU's memory
+DEFAULT_MAX_MODEL_LEN = 4096  # where the model names no limit, or one beyond what a small pool can hold
+
+
+def build_engine(
+    config: EngineConfig,
+    sink: EventSink,
+    *,
+    name: str = "kvscope",
+    free_order: Sequence[int] | None = None,
+    loaded: LoadedModel | None = None,
+) -> Engine:
+    """A ready engine; `loaded` spares loading a model again.
+
+    Raises:
+        ConfigError: a setting cannot work with this model or machine.
+    """
+    backend = choose_backend(config)
+    model = loaded if loaded is not None else load_model(config, backend)
+    info = _describe(config, model, backend, name)
+    runner = ModelRunner(model.model, model.layers, backend, num_blocks=info.num_blocks, block_size=config.block_size)
+    return Engine(info, runner, model.tokenizer, sink, eos_token_ids=model.eos_token_ids, free_order=free_order)
+
+
+def choose_backend(config: EngineConfig) -> AttentionBackend:
+    """Triton on CUDA, vectorised torch on a CPU, unless told otherwise."""
+    name = config.attention_backend
+    if name == "auto":
+        name = "triton" if choose_device(config).type == "cuda" else "torch"
+    try:
+        check_block_size(name, config.block_size)
+        return get_backend(name)
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _describe(config: EngineConfig, model: LoadedModel, backend: AttentionBackend, name: str) -> EngineInfo:
+    max_model_len = _max_model_len(config, model)
+    slot_bytes = bytes_per_slot(model.layers, model.model.dtype)
+    block_bytes = slot_bytes * config.block_size
+    widest = max(model.layers.values(), key=lambda layer: layer.num_kv_heads * layer.key_size)
+    return EngineInfo(
+        name=name,
+        model=model.name,
+        device=str(model.model.device),
+        dtype=str(model.model.dtype).removeprefix("torch."),
+        attention_backend=backend.name,
+        block_size=config.block_size,
+        num_blocks=_num_blocks(config, model, block_bytes, max_model_len),
+        bytes_per_block=block_bytes,
+        num_layers=len(model.layers),
+        num_kv_heads=widest.num_kv_heads,
+        head_size=widest.key_size,
+        vocab_size=model.vocab_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        seed=config.seed,
+        kvscope_version=version("kvscope"),
+    )
+
+
+def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
+    limit = model.max_model_len
+    if config.max_model_len is None:
+        return min(limit or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
+    if limit is not None and config.max_model_len > limit:
+        raise ConfigError(f"--max-model-len {config.max_model_len} is beyond the model's own limit of {limit}")
+    return config.max_model_len
+
+
+def _num_blocks(config: EngineConfig, model: LoadedModel, block_bytes: int, max_model_len: int) -> int:
+    """What was asked for; else what memory allows, but no more than every sequence at full length needs."""
+    available = _available_bytes(config, model.model.device) // block_bytes
+    wanted = config.num_gpu_blocks_override
+    if wanted is None:
+        wanted = min(available, config.max_num_seqs * -(-max_model_len // config.block_size), MAX_NUM_BLOCKS)
+    if wanted < 1:
+        raise ConfigError(
+            f"no memory is left for one block of {block_bytes} bytes; lower --block-size, raise "
+            "--gpu-memory-utilization, or choose a smaller model"
+        )
+    if wanted > MAX_NUM_BLOCKS:
+        raise ConfigError(f"--num-gpu-blocks-override {wanted}: at most {MAX_NUM_BLOCKS} blocks can be shown")
+    return wanted
+
+
+def _available_bytes(config: EngineConfig, device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_POOL_BYTES
+    free, total = torch.cuda.mem_get_info(device)
+    return max(int(free - (1 - config.gpu_memory_utilization) * total), 0)

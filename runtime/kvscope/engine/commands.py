@@ -1,0 +1,147 @@
+"""`kvscope run` and `kvscope serve`: the two ways an engine is started. Composition roots, one function each."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvscope.transport.recording import Recorder
+
+from kvscope.engine.build import build_engine
+from kvscope.engine.config import ConfigError, EngineConfig
+from kvscope.engine.engine import Engine, RequestRefusedError
+from kvscope.engine.report import json_report, text_report
+from kvscope.engine.service import EngineService
+from kvscope.engine.sinks import AuditSink, TeeSink
+from kvscope.events.text import make_printable
+from kvscope.events.types import SamplingParams
+from kvscope.transport.control import ControlServer
+from kvscope.transport.discovery import EngineDirectory
+from kvscope.transport.endpoints import Endpoints, parse_listen
+from kvscope.transport.publisher import EventSink, Publisher
+
+
+def run(
+    config: EngineConfig,
+    prompts: Sequence[str],
+    params: SamplingParams,
+    *,
+    as_json: bool,
+    record: Path | None,
+    force: bool,
+) -> int:
+    """Run prompts headless through the engine and print what they became. Exit code 1: the audit found something.
+
+    Raises:
+        ConfigError: a setting or prompt that cannot work.
+        EndpointError, RecordingError: the recording cannot be written.
+    """
+    audit = AuditSink()
+    with contextlib.ExitStack() as stack:
+        sink: EventSink = audit
+        if record is not None:
+            recorder = stack.enter_context(contextlib.closing(Recorder(record, force=force)))
+            publisher = Publisher("inproc://run", recorder=recorder)
+            sink = TeeSink([audit, stack.enter_context(contextlib.closing(publisher))])
+        engine = build_engine(config, sink, name="run")
+        requests = [_submit(engine, f"r{number}", prompt, params) for number, prompt in enumerate(prompts, 1)]
+        try:
+            while engine.has_work():
+                engine.step()
+        finally:
+            engine.stop("run ended")
+    problems = [*engine.check_integrity(), *(finding.message for finding in audit.auditor.findings)]
+    print_report = json_report if as_json else text_report
+    sys.stdout.write(print_report(engine, requests, problems) + "\n")
+    return 1 if problems else 0
+
+
+def serve(
+    config: EngineConfig,
+    *,
+    name: str | None,
+    listen: str | None,
+    record: Path | None,
+    force: bool,
+    start_paused: bool,
+) -> int:
+    """Serve one engine until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError, EndpointError, RecordingError: it cannot start; one line with the fix.
+    """
+    label = name if name is not None else config.model.rstrip("/").rsplit("/", 1)[-1]
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(contextlib.closing(EngineDirectory.create(label, model=config.model)))
+        endpoints = parse_listen(listen) if listen is not None else directory.endpoints
+        recorder = (
+            stack.enter_context(contextlib.closing(Recorder(record, force=force))) if record is not None else None
+        )
+        publisher = stack.enter_context(contextlib.closing(Publisher(endpoints.events, recorder=recorder)))
+        engine = build_engine(config, publisher, name=label)
+        if start_paused:
+            engine.pause()
+        service = EngineService(engine)
+        stack.enter_context(contextlib.closing(ControlServer(endpoints.control, publisher, service)))
+        with _stop_on_signal(service):
+            _announce(engine, endpoints, record)
+            service.run()
+    return 0
+
+
+def _submit(engine: Engine, request_id: str, prompt: str, params: SamplingParams) -> Any:
+    try:
+        return engine.submit(prompt, params, request_id)
+    except RequestRefusedError as error:
+        raise ConfigError(f"prompt {request_id[1:]}: {error}") from None
+
+
+@contextlib.contextmanager
+def _stop_on_signal(service: EngineService) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP end the step under way, then the engine."""
+    names = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, lambda n, _: service.stop(names[signal.Signals(n)])) for number in names}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _announce(engine: Engine, endpoints: Endpoints, record: Path | None) -> None:
+    """Say that the sockets answer, and how to attach."""
+    info = engine.info
+    lines = [
+        f"kvscope: engine {info.name} ready",
+        f"  {make_printable(info.model)}, {info.device} {info.dtype}, {info.attention_backend} attention; "
+        f"{info.num_blocks} blocks of {info.block_size} slots, {info.bytes_per_block:,} bytes each",
+        f"  attach here:          kvscope attach {endpoints.label}",
+        f"  attach over SSH:      ssh -t HOST kvscope attach {endpoints.label}",
+        *_forwarding(endpoints),
+    ]
+    if record is not None:
+        lines.append(f"  recording to {record}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _forwarding(endpoints: Endpoints) -> list[str]:
+    if endpoints.events.startswith("tcp://"):
+        events, control = (address.removeprefix("tcp://") for address in (endpoints.events, endpoints.control))
+        ports = [address.rpartition(":")[2] for address in (events, control)]
+        return [
+            f"  or from a laptop:     ssh -N -L {ports[0]}:{events} -L {ports[1]}:{control} HOST &",
+            f"                        kvscope attach tcp://127.0.0.1:{ports[0]}",
+        ]
+    events, control = (address.removeprefix("ipc://") for address in (endpoints.events, endpoints.control))
+    return [
+        f"  or from a laptop:     mkdir -m 700 gpu; ssh -N -L gpu/events.sock:{events} "
+        f"-L gpu/control.sock:{control} HOST &",
+        "                        kvscope attach ./gpu",
+    ]

@@ -1,0 +1,341 @@
+"""The engine: one step is schedule, run, commit; every phase ends in one batch of events.
+
+Not thread-safe: one thread owns an engine. `EngineService` puts one behind a queue of commands.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from kvscope.engine.block_pool import BlockPool
+from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
+from kvscope.engine.detokenizer import StreamDetokenizer, TokenPieces
+from kvscope.engine.export import export_state
+from kvscope.engine.request import Request, RequestStatus
+from kvscope.engine.request import Sequence as SequenceOfRequest
+from kvscope.engine.sampler import choose_token, draw_seed
+from kvscope.engine.scheduler import Limits, Scheduler, StepPlan
+from kvscope.events import types as ev
+from kvscope.events.state import MAX_FINISHED_REQUESTS, Counters, EngineState, FullState
+from kvscope.events.types import Batch, EngineInfo, Event, FinishReason, Phase, SamplingParams
+from kvscope.transport.publisher import EventSink
+
+
+class RequestRefusedError(ValueError):
+    """The request can never run here. One line, with the numbers."""
+
+
+class Runner(Protocol):
+    """Computes KV and logits; the model runner, or a fake in tests."""
+
+    def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, torch.Tensor]: ...
+
+
+class Engine:
+    """Requests in, tokens and events out."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        runner: Runner,
+        tokenizer: Any,
+        sink: EventSink,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        free_order: Sequence[int] | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.info = info
+        self.epoch = secrets.token_bytes(16)
+        self.step_number = 0
+        self.status = "running"
+        self.counters = Counters()
+        self.requests: dict[str, Request] = {}
+        self.finished_order: list[str] = []
+        self.step_elapsed_ns = 0
+        self.phase: Phase = "life"
+        self._events: list[Event] = []
+        self._pool = BlockPool(info.num_blocks, info.block_size, free_order)
+        self._tables = BlockTables(self._pool, self._events)
+        limits = Limits(info.max_num_batched_tokens, info.max_num_seqs, info.max_model_len)
+        self.scheduler = Scheduler(self._tables, limits, self._events)
+        self.num_queued: tuple[int, int] = (0, 0)  # running, waiting; as of the last step
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._pieces = TokenPieces(tokenizer)
+        self._detokenizers: dict[str, StreamDetokenizer] = {}
+        self._eos_token_ids = eos_token_ids
+        self._sink = sink
+        self._clock_ns = clock_ns
+        self._start_ns = clock_ns()
+        self.wall_time_ns = time.time_ns()
+        self.now_ns = 0
+        self._begin("life")
+        self._events.append(
+            ev.EngineStarted(wall_time_ns=self.wall_time_ns, schema_version=ev.SCHEMA_VERSION, info=info)
+        )
+        self._publish()
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a prompt, special tokens added as the tokenizer does by default."""
+        return list(self._tokenizer(prompt).input_ids)
+
+    def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raises RequestRefusedError when no state of the pool could ever serve the request. Does not mutate."""
+        info, num_prompt = self.info, len(prompt_token_ids)
+        if num_prompt == 0:
+            raise RequestRefusedError("the prompt is empty")
+        if num_prompt >= info.max_model_len:
+            raise RequestRefusedError(
+                f"the prompt has {num_prompt} tokens; with --max-model-len {info.max_model_len} at most "
+                f"{info.max_model_len - 1} fit, since one more must be generated"
+            )
+        if params.n > info.max_num_seqs:
+            raise RequestRefusedError(
+                f"n={params.n} needs {params.n} sequence seats; --max-num-seqs is {info.max_num_seqs}"
+            )
+        needed = self.scheduler.worst_case_blocks(num_prompt, params)
+        if needed > info.num_blocks:
+            raise RequestRefusedError(
+                f"{num_prompt} prompt tokens with n={params.n} max_tokens={params.max_tokens} can need "
+                f"{needed} blocks; the pool has {info.num_blocks} of {info.block_size} slots"
+            )
+
+    def submit(
+        self, prompt: str, params: SamplingParams, request_id: str, prompt_token_ids: list[int] | None = None
+    ) -> Request:
+        """Queue a request.
+
+        Raises:
+            RequestRefusedError: it can never run; a RequestRefused event says so too.
+        """
+        self._begin("control")
+        token_ids = prompt_token_ids if prompt_token_ids is not None else self.encode(prompt)
+        try:
+            if request_id in self.requests:
+                raise RequestRefusedError(f"a request {request_id} exists already")
+            self.check_request(token_ids, params)
+        except RequestRefusedError as error:
+            self.counters.refusals += 1
+            self._events.append(ev.RequestRefused(request_id=request_id, reason=str(error)))
+            raise
+        finally:
+            if self._events:
+                self._publish()
+        request = self._new_request(prompt, params, request_id, token_ids)
+        self._publish()
+        return request
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now; every block it holds goes back. Unknown or ended requests are left alone."""
+        request = self.requests.get(request_id)
+        if request is None or request.status is RequestStatus.FINISHED:
+            return
+        self._begin("control")
+        for sequence in request.alive_sequences():
+            self._finish_sequence(sequence, "cancelled")
+        self._finish_request(request)
+        self._publish()
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_work()
+
+    def step(self) -> None:
+        """One iteration: schedule, run, commit."""
+        started_ns = self._clock_ns()
+        self.step_number += 1
+        plan = self._schedule()
+        logits = self._runner.run(plan.extents, plan.copies)
+        self._commit(plan, logits, started_ns)
+
+    def pause(self) -> None:
+        if self.status == "running":
+            self._change_status("paused", ev.EnginePaused())
+
+    def resume(self) -> None:
+        if self.status == "paused":
+            self._change_status("running", ev.EngineResumed())
+
+    def stop(self, reason: str) -> None:
+        """Say goodbye; nothing may be called afterwards."""
+        self._begin("life")
+        self.status = "stopped"
+        self._events.append(ev.EngineStopped(reason=reason))
+        self._publish()
+
+    def state(self) -> EngineState:
+        """The engine's own account of itself; equal to the fold of every event so far."""
+        return export_state(self, self._pool)
+
+    def check_integrity(self) -> list[str]:
+        """Invariants 1 and 7 on the live structures; empty when all is well."""
+        sequences = [sequence for request in self.requests.values() for sequence in request.sequences]
+        problems = self._tables.check_integrity(sequences)
+        if not self.scheduler.running and self._pool.num_free_blocks != self._pool.num_blocks:
+            problems.append(f"nothing runs, yet {self._pool.num_blocks - self._pool.num_free_blocks} blocks are held")
+        return problems
+
+    def _schedule(self) -> StepPlan:
+        self._begin("plan")
+        plan = self.scheduler.schedule()
+        self.num_queued = (len(self.scheduler.running), len(self.scheduler.waiting))
+        for event in self._events:
+            if isinstance(event, ev.BlockCopied):
+                self.counters.copies += 1
+            elif isinstance(event, ev.RequestPreempted):
+                self.counters.preemptions += 1
+        self._publish()
+        return plan
+
+    def _commit(self, plan: StepPlan, logits: dict[str, torch.Tensor], started_ns: int) -> None:
+        self._begin("commit")
+        for sequence, start, stop in plan.extents:
+            sequence.num_computed = stop
+            self._events.append(ev.SlotsWritten(sequence_id=sequence.sequence_id, start=start, stop=stop))
+        for sequence, _, _ in plan.extents:
+            request = self._request_of(sequence)
+            for candidate in self._fork_if_ready(request, sequence):
+                if sequence.sequence_id in logits:
+                    self._append_token(request, candidate, logits[sequence.sequence_id])
+            if not request.alive_sequences():
+                self._finish_request(request)
+        self.step_elapsed_ns = self._clock_ns() - started_ns
+        self.counters.computed_tokens += plan.num_tokens
+        self._events.append(ev.StepCompleted(elapsed_ns=self.step_elapsed_ns, num_tokens=plan.num_tokens))
+        if not self.has_work():
+            self._report_problems()
+        self._publish()
+
+    def _fork_if_ready(self, request: Request, sequence: SequenceOfRequest) -> list[SequenceOfRequest]:
+        """The sequences that choose from this one's logits: itself, or all of them once the prompt is written."""
+        if request.forked or sequence.num_computed < len(request.prompt_token_ids):
+            return [sequence]
+        request.forked = True
+        others = [other for other in request.alive_sequences() if other is not sequence]
+        for other in others:
+            self._tables.fork(sequence, other)
+        return [sequence, *others]
+
+    def _append_token(self, request: Request, sequence: SequenceOfRequest, logits: torch.Tensor) -> None:
+        noise_key = (self._seed(request), sequence.index, sequence.num_tokens)
+        choice = choose_token(logits, request.params, noise_key)
+        ended = choice.token_id in self._eos_token_ids and not request.params.ignore_eos
+        detokenizer = self._detokenizers[sequence.sequence_id]
+        text = "" if ended else detokenizer.push(choice.token_id)
+        sequence.generated.append(choice.token_id)
+        sequence.choice_margins.append(choice.margin)
+        reason = self._finish_reason(request, sequence, text, ended=ended)
+        if reason is not None:
+            text += detokenizer.flush()
+        text = _cut_at_stop(sequence.text, text, request.params.stop)
+        piece = self._pieces.piece(choice.token_id)
+        sequence.pieces.append(piece)
+        sequence.text += text
+        if request.first_token_ns is None:
+            request.first_token_ns = self.now_ns
+        self.counters.generated_tokens += 1
+        self._events.append(
+            ev.TokensGenerated(sequence_id=sequence.sequence_id, token_ids=[choice.token_id], pieces=[piece], text=text)
+        )
+        if reason is not None:
+            self._finish_sequence(sequence, reason)
+
+    def _finish_reason(
+        self, request: Request, sequence: SequenceOfRequest, new_text: str, *, ended: bool
+    ) -> FinishReason | None:
+        if ended or _first_stop(sequence.text + new_text, request.params.stop) is not None:
+            return "stop"
+        if len(sequence.generated) >= request.params.max_tokens or sequence.num_tokens >= self.info.max_model_len:
+            return "length"
+        return None
+
+    def _finish_sequence(self, sequence: SequenceOfRequest, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        self._events.append(ev.SequenceFinished(sequence_id=sequence.sequence_id, reason=reason))
+        self._tables.release(sequence)
+        del self._detokenizers[sequence.sequence_id]
+
+    def _finish_request(self, request: Request) -> None:
+        self.scheduler.remove(request)
+        request.status, request.waiting, request.finished_ns = RequestStatus.FINISHED, None, self.now_ns
+        self._events.append(ev.RequestFinished(request_id=request.request_id))
+        self.finished_order.append(request.request_id)
+        if len(self.finished_order) > MAX_FINISHED_REQUESTS:
+            del self.requests[self.finished_order.pop(0)]
+
+    def _new_request(self, prompt: str, params: SamplingParams, request_id: str, token_ids: list[int]) -> Request:
+        sequences = [SequenceOfRequest(f"{request_id}.{index}", index, token_ids) for index in range(params.n)]
+        for sequence in sequences:
+            self._detokenizers[sequence.sequence_id] = StreamDetokenizer(self._tokenizer, token_ids)
+        pieces = [self._pieces.piece(token_id) for token_id in token_ids]
+        request = Request(request_id, prompt, token_ids, pieces, params, sequences, submitted_ns=self.now_ns)
+        self.requests[request_id] = request
+        self.scheduler.waiting.append(request)
+        self._events.append(
+            ev.RequestSubmitted(
+                request_id=request_id,
+                prompt=prompt,
+                prompt_token_ids=token_ids,
+                prompt_pieces=pieces,
+                params=params,
+            )
+        )
+        return request
+
+    def _seed(self, request: Request) -> int:
+        seed = request.params.seed
+        return seed if seed is not None else draw_seed(self.info.seed, request.request_id)
+
+    def _request_of(self, sequence: SequenceOfRequest) -> Request:
+        return self.requests[sequence.sequence_id.rpartition(".")[0]]
+
+    def _change_status(self, status: str, event: Event) -> None:
+        self._begin("control")
+        self.status = status
+        self._events.append(event)
+        self._publish()
+
+    def _report_problems(self) -> None:
+        for problem in self.check_integrity():
+            self.counters.audit_findings += 1
+            self._events.append(ev.AuditFinding(rule=1, message=problem))
+
+    # --- publishing -----------------------------------------------------------------------------------------------
+
+    def _begin(self, phase: Phase) -> None:
+        """Start a batch: its time is the time of everything in it."""
+        self.phase = phase
+        self.now_ns = self._clock_ns() - self._start_ns
+
+    def _publish(self) -> None:
+        """Hand this phase's events over. Never waits; after a loss, the full state goes out instead."""
+        events = tuple(self._events)
+        self._events.clear()
+        num_dropped = self._sink.take_dropped()
+        if num_dropped or self._sink.needs_full_state:
+            self.counters.dropped_batches += num_dropped
+            events = (ev.BatchesDropped(num_batches=num_dropped), FullState(state=self.state()))
+        sent = self._sink.publish(
+            Batch(epoch=self.epoch, step=self.step_number, phase=self.phase, time_ns=self.now_ns, events=events)
+        )
+        if not sent:
+            self.counters.dropped_batches -= num_dropped  # the sink counts them again
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first stop string begins."""
+    found = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return min(found, default=None)
+
+
+def _cut_at_stop(text: str, new_text: str, stops: Sequence[str]) -> str:
+    """The part of `new_text` before the first stop string. A stop string that began in `text` leaves what was said."""
+    place = _first_stop(text + new_text, stops)
+    return new_text if place is None else (text + new_text)[len(text) : place]

@@ -1,0 +1,113 @@
+"""The model and its KV tensors: the one place of the engine that owns torch objects.
+
+A step is one forward pass over the packed tokens of all extents. Rows of logits come back only for those extents
+that reach their sequence's last token.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvscope.engine.attention import LayerCache, LayerGeometry, PagedStep
+from kvscope.engine.block_tables import BlockCopy, Extent
+from kvscope.kernels.backend import AttentionBackend
+from kvscope.kernels.batch import PagedBatch
+
+
+class ModelRunner:
+    """Runs steps of one model over one pool of blocks."""
+
+    def __init__(
+        self,
+        model: Any,
+        layers: dict[int, LayerGeometry],
+        backend: AttentionBackend,
+        *,
+        num_blocks: int,
+        block_size: int,
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self._backend = backend
+        self._device = model.device
+        self.caches = {
+            layer: LayerCache(
+                self._new_cache(num_blocks, geometry.num_kv_heads, geometry.key_size),
+                self._new_cache(num_blocks, geometry.num_kv_heads, geometry.value_size),
+            )
+            for layer, geometry in layers.items()
+        }
+
+    @torch.inference_mode()
+    def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, torch.Tensor]:
+        """Copy blocks, then compute KV for every extent.
+
+        Returns the logits, float32 `[vocab_size]` on the CPU, by sequence id of each extent that reaches its
+        sequence's last token. Mutates the KV cache.
+        """
+        self._copy_blocks(copies)
+        if not extents:
+            return {}
+        token_ids = [token for extent in extents for token in extent.sequence.tokens(extent.start, extent.stop)]
+        positions = [position for extent in extents for position in range(extent.start, extent.stop)]
+        ends = self._ends(extents)
+        choosing = [i for i, extent in enumerate(extents) if extent.stop == extent.sequence.num_tokens]
+        logits = self.model(
+            input_ids=self._tensor([token_ids], torch.int64),
+            position_ids=self._tensor([positions], torch.int64),
+            use_cache=False,
+            logits_to_keep=self._tensor([ends[i] - 1 for i in choosing], torch.int64),
+            paged=PagedStep(self._batch(extents, ends), self.caches, self._backend),
+        ).logits[0]
+        rows = logits.to(device="cpu", dtype=torch.float32)
+        return {extents[i].sequence.sequence_id: row for i, row in zip(choosing, rows, strict=True)}
+
+    def _batch(self, extents: Sequence[Extent], ends: list[int]) -> PagedBatch:
+        tables = [extent.sequence.block_table for extent in extents]
+        longest = max(map(len, tables))
+        slots = [
+            extent.sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
+            for extent in extents
+            for position in range(extent.start, extent.stop)
+        ]
+        return PagedBatch(
+            query_start=self._tensor([0, *ends], torch.int32),
+            context_lengths=self._tensor([extent.stop for extent in extents], torch.int32),
+            block_tables=self._tensor([table + [0] * (longest - len(table)) for table in tables], torch.int32),
+            slot_mapping=self._tensor(slots, torch.int64),
+            max_query_length=max(extent.stop - extent.start for extent in extents),
+            max_context_length=max(extent.stop for extent in extents),
+        )
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        if copies:
+            self._backend.copy_blocks(
+                [tensor for cache in self.caches.values() for tensor in cache],
+                self._tensor([copy.source_block for copy in copies], torch.int64),
+                self._tensor([copy.target_block for copy in copies], torch.int64),
+            )
+
+    @staticmethod
+    def _ends(extents: Sequence[Extent]) -> list[int]:
+        """Where each extent's tokens end in the packed order."""
+        ends, end = [], 0
+        for extent in extents:
+            end += extent.stop - extent.start
+            ends.append(end)
+        return ends
+
+    def _new_cache(self, num_blocks: int, num_kv_heads: int, head_size: int) -> torch.Tensor:
+        shape = (num_blocks, num_kv_heads, self.block_size, head_size)
+        return torch.zeros(shape, dtype=self.model.dtype, device=self._device)
+
+    def _tensor(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)
+
+
+def bytes_per_slot(layers: dict[int, LayerGeometry], dtype: torch.dtype) -> int:
+    """K and V of one token position in all layers and heads."""
+    return (
+        sum(geometry.num_kv_heads * (geometry.key_size + geometry.value_size) for geometry in layers.values())
+        * dtype.itemsize
+    )

@@ -1,0 +1,70 @@
+"""What a headless run prints: a JSON contract for scripts, and plain text for people."""
+
+import json
+from collections.abc import Sequence
+
+from kvscope.engine.engine import Engine
+from kvscope.engine.request import Request
+from kvscope.events.text import make_printable
+
+
+def json_report(engine: Engine, requests: Sequence[Request], problems: Sequence[str]) -> str:
+    """The contract: requests with their sequences, the pool afterwards, and the audit."""
+    report = {
+        "requests": [
+            {
+                "id": request.request_id,
+                "prompt": request.prompt,
+                "prompt_token_ids": request.prompt_token_ids,
+                "sequences": [
+                    {
+                        "index": sequence.index,
+                        "token_ids": sequence.generated,
+                        "text": sequence.text,
+                        "finish_reason": sequence.finish_reason,
+                    }
+                    for sequence in request.sequences
+                ],
+            }
+            for request in requests
+        ],
+        "memory": _memory(engine),
+        "audit": {"ok": not problems, "findings": list(problems)},
+    }
+    return json.dumps(report)
+
+
+def text_report(engine: Engine, requests: Sequence[Request], problems: Sequence[str]) -> str:
+    """Outputs and the memory summary; foreign text is made printable, line breaks are kept."""
+    lines = []
+    for request in requests:
+        lines.append(
+            f"{request.request_id}  {make_printable(request.prompt)!r}  {len(request.prompt_token_ids)} prompt tokens"
+        )
+        for sequence in request.sequences:
+            lines.append(f"  {sequence.sequence_id}  {len(sequence.generated)} tokens, {sequence.finish_reason}")
+            lines += [f"    | {make_printable(line)}" for line in sequence.text.splitlines()]
+    memory = _memory(engine)
+    lines += [
+        f"memory    {memory['num_blocks']} blocks of {memory['block_size']} slots: {memory['free']} free, "
+        f"{memory['held']} held, {memory['cached']} cached",
+        f"          {memory['copies']} blocks copied on write, {memory['preemptions']} preemptions",
+        f"tokens    {engine.counters.generated_tokens} generated, {engine.counters.computed_tokens} computed, "
+        f"{engine.step_number} steps",
+        f"audit     {'ok' if not problems else f'{len(problems)} findings'}",
+        *(f"  {make_printable(problem)}" for problem in problems),
+    ]
+    return "\n".join(lines)
+
+
+def _memory(engine: Engine) -> dict[str, int]:
+    pool = engine.scheduler.pool
+    return {
+        "num_blocks": pool.num_blocks,
+        "block_size": pool.block_size,
+        "free": pool.num_free_blocks,
+        "held": pool.num_blocks - pool.num_free_blocks,
+        "cached": 0,  # this version keeps no prefix cache
+        "copies": engine.counters.copies,
+        "preemptions": engine.counters.preemptions,
+    }

@@ -1,0 +1,90 @@
+"""A request and its sequences: the state the scheduler works on. No torch, no IO."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvscope.events.state import WaitingReason
+from kvscope.events.types import FinishReason, SamplingParams
+
+
+class RequestStatus(Enum):
+    """WAITING -> RUNNING -> FINISHED; RUNNING -> PREEMPTED -> RUNNING."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One candidate. Its tokens are the prompt's followed by what it generated.
+
+    ```
+    position   0 ......... num_computed ......... num_tokens
+               |  KV written  |  to be computed      |
+    ```
+    The last token chosen has no KV until a later step processes it.
+    """
+
+    sequence_id: str
+    index: int
+    prompt_token_ids: list[int]
+    generated: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    text: str = ""
+    block_table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_copies: int = 0
+    finish_reason: FinishReason | None = None
+    choice_margins: list[float] = field(default_factory=list)  # best minus second best score, per chosen token
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.generated)
+
+    @property
+    def alive(self) -> bool:
+        return self.finish_reason is None
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions `start:stop`."""
+        num_prompt = len(self.prompt_token_ids)
+        return (
+            self.prompt_token_ids[start:stop] + self.generated[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and its n candidates.
+
+    Until the prompt's KV is written only the lead sequence (the first alive one) holds blocks; then it is forked and
+    the others share all of them.
+    """
+
+    request_id: str
+    prompt: str
+    prompt_token_ids: list[int]
+    prompt_pieces: list[str]
+    params: SamplingParams
+    sequences: list[Sequence]
+    submitted_ns: int
+    status: RequestStatus = RequestStatus.WAITING
+    waiting: WaitingReason | None = None
+    forked: bool = False
+    num_preemptions: int = 0
+    first_token_ns: int | None = None
+    finished_ns: int | None = None
+
+    def alive_sequences(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.alive]
+
+    def active_sequences(self) -> list[Sequence]:
+        """Sequences that can be computed now: the lead until the fork, then all that are alive."""
+        alive = self.alive_sequences()
+        return alive if self.forked else alive[:1]
+
+    def compute_limit(self, sequence: Sequence) -> int:
+        """Positions `0:limit` may be computed now: the prompt before the fork, every token after it."""
+        return sequence.num_tokens if self.forked else len(self.prompt_token_ids)

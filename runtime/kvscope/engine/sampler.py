@@ -1,0 +1,63 @@
+"""Choosing tokens: greedy, temperature, top-k, top-p, with noise that depends on nothing but the sequence itself.
+
+Every draw is the Gumbel-max trick (argmax of log-probability plus Gumbel noise, which samples the softmax exactly)
+with noise seeded by (seed, candidate, position). So a sequence's tokens do not depend on what else is in the batch,
+on the block size, or on having been preempted.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import torch
+
+from kvscope.events.types import SamplingParams
+
+
+class Choice(NamedTuple):
+    """`margin` is the score of the chosen token minus that of the runner-up: near 0 means either would be right."""
+
+    token_id: int
+    margin: float
+
+
+def choose_token(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[object, ...]) -> Choice:
+    """Pick a token from one row of logits, float32 `[vocab_size]`. Does not mutate.
+
+    `noise_key` names the draw; equal keys give equal noise.
+    """
+    scores = logits if params.temperature == 0 else _perturbed(logits, params, noise_key)
+    top = torch.topk(scores, min(2, scores.numel()))
+    first, second = top.values[0].item(), top.values[-1].item()
+    margin = first - second if second > float("-inf") else float("inf")
+    return Choice(int(top.indices[0]), margin)
+
+
+def draw_seed(engine_seed: int, request_id: str) -> int:
+    """The seed of a request that brought none."""
+    return _digest("request", engine_seed, request_id) >> 1
+
+
+def _perturbed(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[object, ...]) -> torch.Tensor:
+    scores = _restrict(logits / params.temperature, params)
+    generator = torch.Generator().manual_seed(_digest(*noise_key) >> 1)
+    uniform = torch.rand(scores.shape, generator=generator, dtype=torch.float64)
+    gumbel = -torch.log(-torch.log(uniform.clamp_(1e-300, 1 - 1e-16)))
+    return scores + gumbel.to(scores)
+
+
+def _restrict(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Scores outside top-k and top-p become -inf; the best token always stays."""
+    if 0 < params.top_k < scores.numel():
+        kth_best = torch.topk(scores, params.top_k).values[-1]
+        scores = scores.masked_fill(scores < kth_best, float("-inf"))
+    if params.top_p < 1:
+        ordered, indices = torch.sort(scores, descending=True)
+        probabilities = torch.softmax(ordered, dim=-1)
+        before = torch.cumsum(probabilities, dim=-1) - probabilities
+        scores = scores.index_fill(0, indices[before >= params.top_p], float("-inf"))
+    return scores
+
+
+def _digest(*key: object) -> int:
+    """64 well-mixed bits of a key."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")

@@ -1,0 +1,142 @@
+"""An engine behind a queue of commands: any thread may ask, one thread steps.
+
+States: running -> paused -> running. While paused no step runs, except as many as `step` asked for.
+"""
+
+import itertools
+import logging
+import queue
+import re
+import threading
+from collections.abc import Callable
+
+from kvscope.engine.engine import Engine, RequestRefusedError
+from kvscope.events.types import SamplingParams
+from kvscope.transport.control import ControlRefused
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_:-]{1,64}")
+MAX_STEPS_AT_ONCE = 10_000
+IDLE_WAIT_S = 0.2
+
+
+class EngineService:
+    """Implements the control server's handler. Commands take effect between steps, in the order they came."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._numbers = itertools.count(1)
+        self._steps_allowed = 0
+        self._pause_wanted = False  # as of the last request, which may still be in the queue
+        self._stopping = threading.Event()
+        self._stop_reason = "stopped"
+
+    # --- any thread -----------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: str, params: SamplingParams, request_id: str | None) -> str:
+        """Queue a prompt and return its id at once.
+
+        Raises:
+            ControlRefused: it can never run here.
+        """
+        if request_id is None:
+            request_id = next(name for name in map("r{}".format, self._numbers) if name not in self._engine.requests)
+        elif not _REQUEST_ID.fullmatch(request_id):
+            raise ControlRefused("a request id is 1 to 64 letters, digits, '_', '-' or ':'")
+        token_ids = self._engine.encode(prompt)
+        try:
+            self._engine.check_request(token_ids, params)
+        except RequestRefusedError as error:
+            self._commands.put(
+                lambda: self._submit(prompt, params, request_id, token_ids)
+            )  # so that all viewers see it
+            raise ControlRefused(str(error)) from None
+        self._commands.put(lambda: self._submit(prompt, params, request_id, token_ids))
+        return request_id
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; every block it holds goes back. Raises ControlRefused for an unknown one."""
+        if request_id not in self._engine.requests:
+            raise ControlRefused(f"no request {request_id}")
+        self._commands.put(lambda: self._engine.cancel(request_id))
+
+    def pause(self) -> None:
+        self._pause_wanted = True
+        self._commands.put(self._engine.pause)
+
+    def resume(self) -> None:
+        self._pause_wanted = False
+        self._commands.put(self._resume)
+
+    def step(self, num_steps: int) -> None:
+        """Run exactly that many steps of a paused engine; fewer if the work ends before."""
+        if not 1 <= num_steps <= MAX_STEPS_AT_ONCE:
+            raise ControlRefused(f"steps at once: 1 to {MAX_STEPS_AT_ONCE}, not {num_steps}")
+        if not self._pause_wanted:
+            raise ControlRefused("the engine is running; pause it first")
+        self._commands.put(lambda: self._allow(num_steps))
+
+    def stats(self) -> dict[str, object]:
+        """A few totals; approximate while a step runs."""
+        engine = self._engine
+        return {
+            "status": engine.status,
+            "step": engine.step_number,
+            "generated_tokens": engine.counters.generated_tokens,
+            "num_running_requests": len(engine.scheduler.running),
+            "num_waiting_requests": len(engine.scheduler.waiting),
+            "free_blocks": engine.scheduler.pool.num_free_blocks,
+            "num_blocks": engine.info.num_blocks,
+        }
+
+    def stop(self, reason: str) -> None:
+        """Let `run` return after the step that is under way."""
+        self._stop_reason = reason
+        self._stopping.set()
+        self._commands.put(lambda: None)
+
+    # --- the engine's thread --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Step while there is work; return once stopped. The last batch says goodbye."""
+        try:
+            while not self._stopping.is_set():
+                self._run_commands(wait=not self._may_step())
+                if self._may_step() and not self._stopping.is_set():
+                    self._steps_allowed = max(self._steps_allowed - 1, 0)
+                    self._engine.step()
+        except BaseException as error:
+            self._stop_reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._engine.stop(self._stop_reason)
+
+    def _may_step(self) -> bool:
+        if not self._engine.has_work():
+            self._steps_allowed = 0
+            return False
+        return self._engine.status == "running" or self._steps_allowed > 0
+
+    def _run_commands(self, *, wait: bool) -> None:
+        try:
+            command = self._commands.get(timeout=IDLE_WAIT_S) if wait else self._commands.get_nowait()
+            while True:
+                command()
+                command = self._commands.get_nowait()
+        except queue.Empty:
+            return
+
+    def _submit(self, prompt: str, params: SamplingParams, request_id: str, token_ids: list[int]) -> None:
+        try:
+            self._engine.submit(prompt, params, request_id, token_ids)
+        except RequestRefusedError as error:
+            logger.info("%s refused: %s", request_id, error)
+
+    def _resume(self) -> None:
+        self._steps_allowed = 0
+        self._engine.resume()
+
+    def _allow(self, num_steps: int) -> None:
+        self._steps_allowed += num_steps
