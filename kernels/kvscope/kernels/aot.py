@@ -111,16 +111,20 @@ def _sources(shapes: Iterable[AttentionShape]) -> Iterator[tuple[str, Any, dict[
         )
         pointers = dict.fromkeys(("output", "query", "key_cache", "value_cache"), f"*{shape.dtype}")
         constants = _attention_constants(shape, tiles.block_m, tiles.tile)
-        options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+        options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "enable_fp_fusion": True}
         yield f"attention {shape}", _source(paged_attention_kernel, pointers, constants), options
 
     row_constants = {"NUM_KV_HEADS": 3, "ROWS": 16}
     for new, cache in (("fp32", "bf16"), ("bf16", "bf16")):
         pointers = {"key": f"*{new}", "value": f"*{new}", "key_cache": f"*{cache}", "value_cache": f"*{cache}"}
         head = {"HEAD_SIZE": 64, "VALUE_HEAD_SIZE": 64, "HEAD_PAD": 64, "VALUE_PAD": 64, "BLOCK_SIZE": 16}
-        yield f"write {new} to {cache}", _source(write_kv_kernel, pointers, row_constants | head), {}
+        yield (
+            f"write {new} to {cache}",
+            _source(write_kv_kernel, pointers, row_constants | head),
+            {"enable_fp_fusion": True},
+        )
     copy_constants = {"NUM_KV_HEADS": 3, "ROW_SIZE": 1024, "ROWS": 1, "COLUMNS": 1024}
-    yield "copy", _source(copy_blocks_kernel, {"cache": "*i16"}, copy_constants), {}
+    yield "copy", _source(copy_blocks_kernel, {"cache": "*i16"}, copy_constants), {"enable_fp_fusion": True}
 
 
 def _attention_constants(shape: AttentionShape, block_m: int, tile: int) -> dict[str, Any]:
@@ -144,6 +148,8 @@ def _attention_constants(shape: AttentionShape, block_m: int, tile: int) -> dict
     }
 
 
+# Every stride but the table's counts whole heads.
+ALIGNED_STRIDES = ("output_stride", "query_stride", "key_", "value_", "stride")
 POINTER_TYPES = {
     "query_start": "*i32",
     "context_lengths": "*i32",
@@ -163,9 +169,8 @@ def _source(kernel: Any, pointers: dict[str, str], constants: dict[str, Any]) ->
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or (name.startswith(("key", "value", "query", "output", "stride")))
+        if name not in constants and (signature[name].startswith("*") or name.startswith(ALIGNED_STRIDES))
     }
-    aligned = {index: attribute for index, attribute in aligned.items() if kernel.arg_names[index[0]] not in constants}
     return ASTSource(kernel, signature, constants, aligned)
 
 
@@ -175,7 +180,9 @@ def main(targets: list[str]) -> None:
     widest = max(len(f"attention {shape}") for shape in ATTENTION_SHAPES)
     write = sys.stdout.write
     write(f"{'target':8} {'kernel':{widest}} {'shared':>8} {'binary':>8} {'time':>7}\n")
-    for count, done in enumerate(compile_all(targets or TARGETS), start=1):
+    count = 0
+    for done in compile_all(targets or TARGETS):
+        count += 1
         shared, binary = f"{done.shared_bytes / 1024:.1f} K", f"{math.ceil(done.binary_bytes / 1024)} K"
         write(f"{done.target:8} {done.kernel:{widest}} {shared:>8} {binary:>8} {done.elapsed_seconds:>5.2f} s\n")
     write(f"{count} kernels compiled in {time.perf_counter() - started:.0f} s\n")

@@ -134,6 +134,7 @@ class TritonBackend:
             DOT_DTYPE=dot_dtype,
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
+            enable_fp_fusion=True,  # Triton 3.10 turns it off by default, and warns from 3.9 on
         )
         return output.to(query.dtype)
 
