@@ -1,0 +1,330 @@
+"""The dashboard: composes the panes, receives frames, and keeps what the user has selected."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+import msgspec
+from textual.app import App, ComposeResult, SystemCommand
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.events import Resize
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from kvscope.dashboard.block_grid import BlockGrid
+from kvscope.dashboard.frames import Frame, RateMeter, build_frame
+from kvscope.dashboard.glyphs import ASCII, UNICODE, Glyphs
+from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
+from kvscope.dashboard.help import HelpScreen
+from kvscope.dashboard.keys import KEYS, PANES, app_bindings
+from kvscope.dashboard.pane import StripWidget
+from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane
+from kvscope.dashboard.playback import Player, draw_playback, next_speed
+from kvscope.dashboard.prompt import PromptBar
+from kvscope.dashboard.pump import FramePump
+from kvscope.dashboard.replies import ask
+from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
+from kvscope.dashboard.selection import find_selected, light_of, shown_sequence
+from kvscope.dashboard.theme import THEME
+from kvscope.events.text import make_printable
+from kvscope.events.types import SamplingParams
+from kvscope.transport.source import PendingReply, Source
+
+TALL_HEIGHT = 42
+
+
+class FrameReady(Message):
+    """A new picture from the reader thread; a newer one replaces it."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()
+        self.frame = frame
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, FrameReady)
+
+
+class DashboardApp(App[None]):
+    """Watches one source. `scripted_prompts` are sent one after the other until the user types."""
+
+    CSS_PATH = "dashboard.tcss"
+    TITLE = "kvscope"
+    BINDINGS: ClassVar = app_bindings()
+    ENABLE_COMMAND_PALETTE = True
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        title: str,
+        ascii_only: bool = False,
+        scripted_prompts: Sequence[str] = (),
+        scripted_delay_s: float = 3.0,
+        fps: int = 15,
+        defaults: SamplingParams | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_theme(THEME)
+        self.theme = THEME.name
+        self._source = source
+        self._source_title = make_printable(title)
+        self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
+        self._script, self._script_delay_s = list(scripted_prompts), scripted_delay_s
+        self._defaults = defaults if defaults is not None else SamplingParams()
+        self._pump = FramePump(source.view, lambda frame: self.post_message(FrameReady(frame)), fps)
+        self._frame = build_frame(source.view, RateMeter())
+        self._selected: str | None = None
+        self._cursor: int | None = None
+        self._front = "requests"  # the pane below the grid in the compact arrangement
+        self._player: Player | None = getattr(source, "player", None)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        glyphs = self._glyphs
+        yield StripWidget(id="small")
+        with Vertical(id="deck"):
+            yield from (StripWidget(id=name) for name in ("header", "gauge", "playback", "banner"))
+            with Horizontal(id="main"):
+                with Vertical(id="left"):
+                    yield BlockGrid(glyphs, id="grid")
+                    yield BlockPane(glyphs, id="block")
+                with Vertical(id="right"):
+                    yield RequestsPane(glyphs, id="requests")
+                    yield TablePane(glyphs, id="table")
+            yield EventsPane(glyphs, id="events")
+            yield PromptBar(self._defaults, read_only=self._source.control is None)
+            yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._source.start()
+        self._arrange()
+        self.query_one("#grid").focus()
+        self._pump.start()
+        self.set_interval(0.5, self._draw_top)
+        if self._script and self._source.control is not None:
+            self.set_timer(self._script_delay_s, self._next_scripted)
+
+    def on_unmount(self) -> None:
+        self._pump.close()
+        self._source.close()
+
+    # --- pictures -------------------------------------------------------------------------------------------------
+
+    def on_frame_ready(self, message: FrameReady) -> None:
+        self._frame = message.frame
+        self._draw()
+        self._pump.shown()
+
+    def on_resize(self, event: Resize) -> None:
+        self._arrange(event.size.width, event.size.height)
+
+    def _arrange(self, width: int | None = None, height: int | None = None) -> None:
+        width, height = width or self.size.width, height or self.size.height
+        arrangement = arrange(width, height)
+        base = self.screen_stack[0]
+        for candidate in Arrangement:
+            base.set_class(candidate is arrangement, candidate.value)
+        base.set_class(height >= TALL_HEIGHT, "-tall")
+        base.set_class(self._glyphs.ascii_borders, "-ascii")
+        if arrangement is Arrangement.SMALL:
+            base.query_one("#small", StripWidget).show(draw_too_small(width, height))
+        self._show_front()
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        frame, base = self._frame, self.screen_stack[0]
+        self._draw_top()
+        shown = shown_sequence(frame, self._selected)
+        base.query_one(BlockGrid).show(frame.pool, light_of(frame, self._selected, self._cursor))
+        base.query_one(BlockPane).show(frame, self._cursor)
+        base.query_one(RequestsPane).show(frame, self._selected)
+        base.query_one(TablePane).show(frame, shown)
+        base.query_one(EventsPane).show(frame.log)
+        self._draw_titles(shown[1].sequence_id if shown is not None else None)
+
+    def _draw_top(self) -> None:
+        frame, base, width = self._frame, self.screen_stack[0], self.size.width
+        age_s = max(time.monotonic() - frame.status_since, 0.0)
+        strips = {
+            "#header": [draw_header(frame, self._source_title, self._glyphs, width, age_s)],
+            "#gauge": draw_gauge(frame, self._glyphs, width),
+            "#playback": [draw_playback(self._player, self._glyphs, width)] if self._player is not None else [],
+            "#banner": draw_banner(frame, self._glyphs, width, age_s),
+        }
+        for selector, lines in strips.items():
+            base.query_one(selector, StripWidget).show(lines)
+
+    def _draw_titles(self, sequence_id: str | None) -> None:
+        base = self.screen_stack[0]
+        titles = dict(PANES)
+        titles["table"] = f"Table and text of {sequence_id}" if sequence_id else "Table"
+        titles["block"] = "Block" if self._cursor is None else f"Block P{self._cursor}"
+        for number, (name, title) in enumerate(titles.items(), start=1):
+            base.query_one(f"#{name}").border_title = Content(f"{number} {title}")
+        if base.has_class(Arrangement.COMPACT.value):
+            others = [
+                f"{n} {PANES[name]}" for n, name in enumerate(PANES, start=1) if name not in ("grid", self._front)
+            ]
+            base.query_one(f"#{self._front}").border_subtitle = Content("  ".join(others))
+
+    def _show_front(self) -> None:
+        for name in PANES:
+            if name != "grid":
+                self.screen_stack[0].query_one(f"#{name}").set_class(name == self._front, "-front")
+
+    # --- what the user looks at -----------------------------------------------------------------------------------
+
+    def on_block_grid_cursor_moved(self, message: BlockGrid.CursorMoved) -> None:
+        self._cursor = message.block_id
+        self._draw()
+
+    def on_block_grid_picked(self, message: BlockGrid.Picked) -> None:
+        holders = self._frame.holders(message.block_id)
+        if holders:
+            names = [name for name, _ in holders]
+            following = names.index(self._selected) + 1 if self._selected in names else 0
+            self.select(names[following % len(names)])
+
+    def on_requests_pane_chosen(self, message: RequestsPane.Chosen) -> None:
+        self.select(message.key)
+
+    def select(self, key: str | None) -> None:
+        """Light up a request's or a sequence's blocks, or nothing."""
+        self._selected = key
+        self._draw()
+
+    def action_clear(self) -> None:
+        self._cursor = None
+        self.select(None)
+
+    def action_pane(self, name: str) -> None:
+        if name != "grid":
+            self._front = name
+            self._show_front()
+        self.screen_stack[0].query_one(f"#{name}").focus()
+        self.call_after_refresh(self._draw)
+
+    def action_zoom(self, step: int) -> None:
+        self.query_one(BlockGrid).change_zoom(step)
+
+    def action_zoom_auto(self) -> None:
+        self.query_one(BlockGrid).change_zoom(None)
+
+    # --- the prompt -----------------------------------------------------------------------------------------------
+
+    def action_focus_prompt(self) -> None:
+        self.query_one(PromptBar).input.focus()
+
+    def action_leave_prompt(self) -> None:
+        self.query_one("#grid").focus()
+
+    def on_prompt_bar_typed(self) -> None:
+        self._script.clear()
+
+    def on_prompt_bar_submitted(self, message: PromptBar.Submitted) -> None:
+        control = self._source.control
+        if control is None:
+            self.query_one(PromptBar).note("read-only: this view cannot send prompts")
+            return
+        options = msgspec.structs.asdict(message.params) | {"stop": list(message.params.stop)}
+        self._ask(lambda: control.submit(message.text, options), "prompt refused")
+
+    def _next_scripted(self) -> None:
+        if self._script:
+            self.query_one(PromptBar).submit(self._script.pop(0))
+            self.set_timer(self._script_delay_s, self._next_scripted)
+
+    # --- the engine -----------------------------------------------------------------------------------------------
+
+    def action_toggle_pause(self) -> None:
+        if (control := self._source.control) is not None:
+            paused = self._frame.engine_status == "paused"
+            self._ask(control.resume if paused else control.pause, "resume" if paused else "pause")
+
+    def action_step(self) -> None:
+        if self._player is not None:
+            self._player.step_forward()
+            self._draw_top()
+        elif (control := self._source.control) is not None:
+            self._ask(control.step, "step")
+
+    def action_cancel(self) -> None:
+        control, chosen = self._source.control, find_selected(self._frame, self._selected)
+        if control is None:
+            return
+        if chosen is None:
+            self.tell("select a request first: 2, then up or down", severity="warning")
+            return
+        request_id = chosen[0].request_id
+        self._ask(lambda: control.cancel(request_id), f"cancel {request_id}")
+
+    def _ask(self, call: Callable[[], PendingReply], what: str) -> None:
+        self.run_worker(self._ask_and_tell(call, what), exit_on_error=False)
+
+    async def _ask_and_tell(self, call: Callable[[], PendingReply], what: str) -> None:
+        reply = await ask(call)
+        if not reply.ok:
+            self.tell(f"{what}: {reply.error or 'refused without a reason'}", severity="error")
+
+    def tell(self, message: str, *, severity: str = "information") -> None:
+        """A notification; the text is never read as markup."""
+        level = "error" if severity == "error" else "warning" if severity == "warning" else "information"
+        self.notify(make_printable(message), severity=level, markup=False)
+
+    # --- the recording --------------------------------------------------------------------------------------------
+
+    def action_play(self) -> None:
+        if self._player is not None:
+            self._player.toggle()
+            self._draw_top()
+
+    def action_rewind(self) -> None:
+        if self._player is not None:
+            self._player.seek_start()
+            self._draw_top()
+
+    def action_step_back(self) -> None:
+        back = getattr(self._player, "step_back", None)
+        if back is None:
+            self.tell("this recording plays forwards only; Home goes to its start", severity="warning")
+            return
+        back()
+        self._draw_top()
+
+    def action_speed(self, step: int) -> None:
+        if self._player is not None:
+            self._player.speed = next_speed(self._player.speed, step)
+            self._draw_top()
+
+    # --- the rest -------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys that cannot work here are neither offered nor caught."""
+        needs = next((key.needs for key in KEYS if key.action.split("(")[0] == action), "")
+        live, recorded = self._source.control is not None, self._player is not None
+        return {"engine": live, "recording": recorded, "steps": live or recorded}.get(needs, True)
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen(self._glyphs))
+
+    def action_save_picture(self) -> None:
+        try:
+            path = self.save_screenshot(path=".")
+        except OSError as error:
+            self.tell(f"no picture saved: {error}", severity="error")
+            return
+        self.tell(f"picture saved: {path}")
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every action of the key table, and Textual's themes."""
+        for key in KEYS:
+            name = key.action.split("(")[0]
+            if self.check_action(name, ()) and not key.priority:
+                yield SystemCommand(key.label.capitalize(), key.about, self._runner(key.action))
+        yield SystemCommand("Theme", "Change the colours around the cells", self.action_change_theme)
+
+    def _runner(self, action: str) -> Callable[[], object]:
+        return lambda: self.run_worker(self.run_action(action), exit_on_error=False)

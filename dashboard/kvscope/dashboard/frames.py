@@ -1,0 +1,241 @@
+"""One picture's worth of facts: frozen values copied out of a `View`, so that drawing never touches live state.
+
+The copies under the lock are whole-list copies at C speed; everything that loops in Python runs after the lock is
+released.
+"""
+
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterable
+from itertools import compress
+from operator import not_
+from typing import NamedTuple
+
+import msgspec
+
+from kvscope.events.audit import Finding
+from kvscope.events.state import Counters, EngineState, RequestState, SequenceState, WaitingReason
+from kvscope.events.types import EngineInfo, SamplingParams
+from kvscope.transport.source import LogEntry, Status, View
+
+NUM_OWNER_COLOURS = 7
+NOBODY = 0  # owner code of a block that no table points at
+SEVERAL = NUM_OWNER_COLOURS + 1  # owner code of a block held by more than one request
+RATE_WINDOW_NS = 3_000_000_000
+
+
+class SequenceFrame(NamedTuple):
+    """One candidate. `pieces` are the prompt's token texts followed by the generated ones."""
+
+    sequence_id: str
+    table: tuple[int, ...]
+    num_written: int
+    pieces: tuple[str, ...]
+    num_prompt_tokens: int
+    text: str
+    num_copies: int
+    finish_reason: str | None
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.pieces) - self.num_prompt_tokens
+
+
+class RequestFrame(NamedTuple):
+    request_id: str
+    prompt: str
+    status: str  # waiting, running, preempted, finished
+    waiting: WaitingReason | None
+    num_preemptions: int
+    params: SamplingParams
+    sequences: tuple[SequenceFrame, ...]
+    owner: int  # colour code, 1..NUM_OWNER_COLOURS
+
+
+class PoolFrame(NamedTuple):
+    """Per block, by physical id: ref count, written slots, owner colour; and the totals of the whole pool."""
+
+    block_size: int
+    refs: tuple[int, ...]
+    written: tuple[int, ...]
+    owners: bytes
+    num_held: int
+    num_cached: int
+    num_shared: int
+    num_saved: int  # blocks that sharing spares: table entries minus held blocks
+    num_written_slots: int  # of held blocks
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.refs)
+
+    @property
+    def num_reserved_slots(self) -> int:
+        return self.num_held * self.block_size
+
+    @property
+    def num_wasted_slots(self) -> int:
+        """Reserved, not written."""
+        return self.num_reserved_slots - self.num_written_slots
+
+
+class Frame(NamedTuple):
+    """Everything the dashboard draws. `status_since` is on the monotonic clock."""
+
+    revision: int
+    status: Status
+    status_detail: str
+    status_since: float
+    seq: int | None
+    num_gaps: int
+    num_refused_events: int
+    info: EngineInfo | None
+    engine_status: str
+    step: int
+    phase: str
+    time_ns: int
+    tokens_per_s: float | None
+    counters: Counters
+    pool: PoolFrame
+    requests: tuple[RequestFrame, ...]
+    log: tuple[LogEntry, ...]
+    findings: tuple[Finding, ...]
+
+    def sequence(self, sequence_id: str) -> SequenceFrame | None:
+        found = (seq for request in self.requests for seq in request.sequences if seq.sequence_id == sequence_id)
+        return next(found, None)
+
+    def request(self, request_id: str) -> RequestFrame | None:
+        return next((request for request in self.requests if request.request_id == request_id), None)
+
+    def holders(self, block_id: int) -> list[tuple[str, int]]:
+        """`(sequence_id, logical_block)` of every table entry that points at the block."""
+        return [
+            (sequence.sequence_id, sequence.table.index(block_id))
+            for request in self.requests
+            for sequence in request.sequences
+            if block_id in sequence.table
+        ]
+
+
+EMPTY_POOL = PoolFrame(1, (), (), b"", 0, 0, 0, 0, 0)
+
+
+class RateMeter:
+    """Generated tokens per second of event time, over the last few seconds; None until two instants are known."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, int]] = deque()
+        self._epoch = b""
+
+    def observe(self, epoch: bytes, time_ns: int, num_tokens: int) -> float | None:
+        """Add one sample; time that runs backwards (a rewound recording, a new engine) starts over."""
+        samples = self._samples
+        if epoch != self._epoch or (samples and (time_ns < samples[-1][0] or num_tokens < samples[-1][1])):
+            samples.clear()
+            self._epoch = epoch
+        if not samples or time_ns > samples[-1][0]:
+            samples.append((time_ns, num_tokens))
+        while len(samples) > 2 and time_ns - samples[1][0] >= RATE_WINDOW_NS:
+            samples.popleft()
+        elapsed_ns = samples[-1][0] - samples[0][0]
+        return (samples[-1][1] - samples[0][1]) * 1e9 / elapsed_ns if elapsed_ns else None
+
+
+def build_frame(view: View, meter: RateMeter) -> Frame:
+    """Copy what is drawn out of the view. Takes and releases the view's lock; mutates only the meter."""
+    with view.lock:
+        state = view.state
+        refs, written = tuple(state.ref_counts), tuple(state.written_slots)
+        requests = tuple(_copy_request(request) for request in state.requests.values())
+        frame = Frame(
+            revision=view.revision,
+            status=view.status,
+            status_detail=view.status_detail,
+            status_since=view.status_since,
+            seq=view.last_seq,
+            num_gaps=view.num_gaps,
+            num_refused_events=view.num_refused_events,
+            info=state.info,
+            engine_status=state.status,
+            step=state.step,
+            phase=state.phase,
+            time_ns=state.time_ns,
+            tokens_per_s=_rate(state, meter),
+            counters=msgspec.structs.replace(state.counters),
+            pool=EMPTY_POOL,
+            requests=requests,
+            log=tuple(view.log),
+            findings=tuple(view.findings),
+        )
+    block_size = frame.info.block_size if frame.info is not None else 1
+    return frame._replace(pool=build_pool(block_size, refs, written, requests))
+
+
+def build_pool(
+    block_size: int, refs: tuple[int, ...], written: tuple[int, ...], requests: Iterable[RequestFrame]
+) -> PoolFrame:
+    """Totals and owner colours of a pool."""
+    num_held = len(refs) - refs.count(0)
+    kept = tuple(compress(written, map(not_, refs)))  # written slots of blocks that no table points at
+    return PoolFrame(
+        block_size=block_size,
+        refs=refs,
+        written=written,
+        owners=_owner_codes(len(refs), requests),
+        num_held=num_held,
+        num_cached=len(kept) - kept.count(0),
+        num_shared=num_held - refs.count(1),
+        num_saved=sum(refs) - num_held,
+        num_written_slots=sum(written) - sum(kept),
+    )
+
+
+def owner_code(request_id: str) -> int:
+    """The same colour for the same request in every frame: by its number, else by a checksum of its name."""
+    digits = re.search(r"(\d{1,18})$", request_id)
+    number = int(digits.group(1)) - 1 if digits else zlib.crc32(request_id.encode())
+    return number % NUM_OWNER_COLOURS + 1
+
+
+def _owner_codes(num_blocks: int, requests: Iterable[RequestFrame]) -> bytes:
+    codes = bytearray(num_blocks)
+    for request in requests:
+        mine = {block_id for sequence in request.sequences for block_id in sequence.table}
+        for block_id in mine:
+            codes[block_id] = SEVERAL if codes[block_id] else request.owner
+    return bytes(codes)
+
+
+def _copy_request(request: RequestState) -> RequestFrame:
+    prompt_pieces = tuple(request.prompt_pieces)
+    return RequestFrame(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        status=request.status,
+        waiting=request.waiting,
+        num_preemptions=request.num_preemptions,
+        params=request.params,
+        sequences=tuple(_copy_sequence(sequence, prompt_pieces) for sequence in request.sequences),
+        owner=owner_code(request.request_id),
+    )
+
+
+def _copy_sequence(sequence: SequenceState, prompt_pieces: tuple[str, ...]) -> SequenceFrame:
+    return SequenceFrame(
+        sequence_id=sequence.sequence_id,
+        table=tuple(sequence.block_table),
+        num_written=sequence.num_written,
+        pieces=prompt_pieces + tuple(sequence.pieces),
+        num_prompt_tokens=len(prompt_pieces),
+        text=sequence.text,
+        num_copies=sequence.num_copies,
+        finish_reason=sequence.finish_reason,
+    )
+
+
+def _rate(state: EngineState, meter: RateMeter) -> float | None:
+    if not any(request.status == "running" for request in state.requests.values()):
+        return None
+    return meter.observe(state.epoch, state.time_ns, state.counters.generated_tokens)

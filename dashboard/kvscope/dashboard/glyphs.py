@@ -1,0 +1,97 @@
+"""The characters the dashboard draws with: one set for terminals with Unicode, one in plain ASCII."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """Every glyph is one cell wide. State is told by shape alone; colour only adds the owner."""
+
+    written: str  # slot with KV
+    reserved: str  # slot or block without KV in a held block
+    free: str
+    cached: str
+    partly: str  # block with written and reserved slots
+    full: str
+    many: str  # ref count above nine
+    levels: str  # how much of a group of blocks is held, from none to all
+    bar_written: str
+    bar_reserved: str
+    bar_free: str
+    dot: str
+    cursor: str
+    arrow: str
+    ellipsis: str
+    newline: str
+    separator: str
+    tick: str
+    cross: str
+    warning: str
+    copy: str
+    preempt: str
+    pause: str
+    play: str
+    wait: str
+    times: str
+    ascii_borders: bool
+
+
+UNICODE = Glyphs(
+    written="■",
+    reserved="□",
+    free="·",
+    cached="○",
+    partly="◧",
+    full="■",
+    many="+",
+    levels="·▁▂▃▄▅▆▇█",
+    bar_written="█",
+    bar_reserved="░",
+    bar_free="·",
+    dot="●",
+    cursor="›",
+    arrow="→",
+    ellipsis="…",
+    newline="⏎",
+    separator="·",
+    tick="✓",
+    cross="✗",
+    warning="▲",
+    copy="◆",
+    preempt="▼",
+    pause="‖",
+    play="▶",
+    wait="◌",
+    times="×",
+    ascii_borders=False,
+)
+
+ASCII = Glyphs(
+    written="#",
+    reserved="_",
+    free=".",
+    cached="~",
+    partly="=",
+    full="#",
+    many="+",
+    levels=".:-=+*%@#",
+    bar_written="#",
+    bar_reserved="=",
+    bar_free=".",
+    dot="*",
+    cursor=">",
+    arrow=">",
+    ellipsis="~",
+    newline="\\n",
+    separator="|",
+    tick="v",
+    cross="x",
+    warning="!",
+    copy="@",
+    preempt="%",
+    pause="=",
+    play=">",
+    wait="?",
+    times="x",
+    ascii_borders=True,
+)

@@ -1,0 +1,173 @@
+"""The top of the screen as strips: who is watched and how fresh it is, the pool in numbers, and the banner."""
+
+from rich.style import Style
+from textual.strip import Strip
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.frames import Frame, PoolFrame
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure
+from kvscope.transport.source import Status
+
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_GAP: Part = ("  ", theme.PLAIN)
+
+
+class Playback(tuple[bool, int, int, float]):
+    """Where a recording stands: playing, position, length, speed."""
+
+    __slots__ = ()
+
+
+def draw_header(frame: Frame, title: str, glyphs: Glyphs, width: int, age_s: float) -> Strip:
+    """Name, model, connection state, step, rate. `age_s` is how long the connection has been in its state."""
+    left: list[Part] = [(" kvscope ", theme.BRAND), *_engine_words(frame, title, glyphs, width), _GAP]
+    left += [state_chip(frame, glyphs, age_s), _GAP]
+    left += [("step ", theme.SOFT), (f"{frame.step}", theme.STRONG), _GAP]
+    left += _rate_words(frame)
+    if width >= 76:
+        left += [_GAP, ("seq ", theme.SOFT), ("-" if frame.seq is None else f"{frame.seq}", theme.TEXT)]
+    right: list[Part] = [("?", theme.BRAND), (" help ", theme.SOFT)]
+    if width >= 110:
+        right += [(" ^p", theme.BRAND), (" palette ", theme.SOFT)]
+    return columns(left, right, width)
+
+
+def _engine_words(frame: Frame, title: str, glyphs: Glyphs, width: int) -> list[Part]:
+    if frame.info is None:
+        return [(clip(title, 30, glyphs), theme.STRONG)]
+    info = frame.info
+    model = clip(info.model, max(width // 5, 14), glyphs)
+    parts: list[Part] = [(model, theme.STRONG)]
+    if width >= 100:
+        parts.append((f"  {clip(info.device, 16, glyphs)} {_DTYPES.get(info.dtype, info.dtype)}", theme.SOFT))
+    if width >= 130:
+        parts.append((f" {clip(info.attention_backend, 16, glyphs)}", theme.SOFT))
+    return parts
+
+
+def state_chip(frame: Frame, glyphs: Glyphs, age_s: float) -> Part:
+    """The connection in one word, told by glyph and word before colour."""
+    match frame.status:
+        case Status.LIVE if frame.engine_status == "paused":
+            return f" {glyphs.pause} PAUSED ", theme.CHIP_NOTICE
+        case Status.LIVE:
+            return f" {glyphs.dot} LIVE ", theme.CHIP_GOOD
+        case Status.REPLAY:
+            return f" {glyphs.play} REPLAY ", theme.CHIP_QUIET
+        case Status.STALE:
+            return f" {glyphs.warning} STALE {age_s:.0f} s ", theme.CHIP_NOTICE
+        case Status.GAP:
+            return f" {glyphs.warning} GAP ", theme.CHIP_NOTICE
+        case Status.ENDED:
+            return f" {glyphs.tick} ENDED ", theme.CHIP_QUIET
+        case _:
+            return f" {glyphs.wait} {frame.status.value} ", theme.CHIP_QUIET
+
+
+def _rate_words(frame: Frame) -> list[Part]:
+    if frame.tokens_per_s is None:
+        running = any(request.status == "running" for request in frame.requests)
+        return [("- tok/s" if running else "idle", theme.SOFT)]
+    rate = frame.tokens_per_s
+    return [(f"{rate:.1f}" if rate < 10 else f"{rate:.0f}", theme.STRONG), (" tok/s", theme.SOFT)]
+
+
+def draw_gauge(frame: Frame, glyphs: Glyphs, width: int) -> list[Strip]:
+    """The pool's bar and its numbers: one line where they fit, else the bar above the numbers."""
+    pool = frame.pool
+    numbers = _numbers(frame)
+    held: list[Part] = [
+        (f" {pool.num_held}", theme.STRONG),
+        (f"/{pool.num_blocks} blocks", theme.TEXT),
+        *_bytes_words(frame),
+    ]
+    label: Part = (" POOL ", theme.SOFT)
+    room = width - measure([label, *held, *numbers]) - 3
+    if room >= 24:
+        bar = draw_bar(pool, glyphs, min(room, 48))
+        return [make_strip([label, *bar, *held, ("  ", theme.PLAIN), *numbers], width)]
+    bar = draw_bar(pool, glyphs, max(width - measure([label, *held]) - 1, 4))
+    return [make_strip([label, *bar, *held], width), make_strip([("     ", theme.PLAIN), *numbers], width)]
+
+
+def draw_bar(pool: PoolFrame, glyphs: Glyphs, width: int) -> list[Part]:
+    """Slots of the whole pool: written, reserved but unwritten, free. A part that is not zero gets a cell at least."""
+    total = pool.num_blocks * pool.block_size
+    if not total:
+        return [(glyphs.bar_free * width, theme.FAINT)]
+    written = _cells(pool.num_written_slots, total, width)
+    wasted = _cells(pool.num_wasted_slots, total, width)
+    written = min(written, width - wasted)
+    return [
+        (glyphs.bar_written * written, Style(color=theme.OWNER_COLOURS[0])),
+        (glyphs.bar_reserved * wasted, Style(color=theme.OWNER_COLOURS[1])),
+        (glyphs.bar_free * (width - written - wasted), theme.FAINT),
+    ]
+
+
+def _cells(count: int, total: int, width: int) -> int:
+    return max(round(count * width / total), 1) if count else 0
+
+
+def _numbers(frame: Frame) -> list[Part]:
+    pool, counters = frame.pool, frame.counters
+    percent = 100 * pool.num_wasted_slots / pool.num_reserved_slots if pool.num_reserved_slots else 0.0
+    parts: list[Part] = []
+    parts += _fact("shared", f"{pool.num_shared}", f" saves {pool.num_saved}" if pool.num_saved else "")
+    parts += _fact("cached", f"{pool.num_cached}")
+    parts += _fact("waste", f"{pool.num_wasted_slots}", f" slots {percent:.0f}%")
+    parts += _fact("CoW", f"{counters.copies}")
+    parts += _fact("preempted", f"{counters.preemptions}", style=theme.NOTICE if counters.preemptions else None)
+    if counters.refusals:
+        parts += _fact("refused", f"{counters.refusals}", style=theme.NOTICE)
+    return parts
+
+
+def _fact(name: str, value: str, tail: str = "", style: Style | None = None) -> list[Part]:
+    shown = style or (theme.SOFT if value == "0" else theme.STRONG)
+    return [(f" {name} ", theme.SOFT), (value, shown), (tail, theme.SOFT), (" ", theme.PLAIN)]
+
+
+def _bytes_words(frame: Frame) -> list[Part]:
+    if frame.info is None or not frame.info.bytes_per_block:
+        return []
+    return [(f" {format_bytes(frame.pool.num_held * frame.info.bytes_per_block)}", theme.SOFT)]
+
+
+def format_bytes(count: int) -> str:
+    """`12 KiB`, `1.5 GiB`."""
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} {units[0]}" if size >= 10 or units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def draw_banner(frame: Frame, glyphs: Glyphs, width: int, age_s: float) -> list[Strip]:
+    """What the user must know before believing the picture; nothing when all is well."""
+    strips = []
+    if frame.findings:
+        first = frame.findings[0]
+        more = f"  (+{len(frame.findings) - 1} more)" if len(frame.findings) > 1 else ""
+        text = f" {glyphs.cross} AUDIT: invariant {first.rule} broken at step {first.step}: {first.message}{more}"
+        strips.append(make_strip([(clip(text, width, glyphs), theme.BANNER_BAD)], width))
+    if (text := _freshness(frame, age_s)) is not None:
+        strips.append(make_strip([(clip(f" {glyphs.warning} {text}", width, glyphs), theme.BANNER_CALM)], width))
+    return strips
+
+
+def _freshness(frame: Frame, age_s: float) -> str | None:
+    detail = f": {frame.status_detail}" if frame.status_detail else ""
+    match frame.status:
+        case Status.STALE:
+            return f"STALE for {age_s:.0f} s{detail or ': no heartbeat'}. The picture is the last one received."
+        case Status.GAP:
+            return f"GAP in the stream{detail}. The picture is behind until it is healed."
+        case Status.SYNCING:
+            return f"SYNCING{detail}: asking for the engine's full state."
+        case Status.CONNECTING:
+            return f"CONNECTING{detail}"
+        case Status.ENDED:
+            return f"ENDED{detail or ': the engine said goodbye'}. The last picture stays."
+        case _:
+            return None

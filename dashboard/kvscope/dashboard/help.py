@@ -1,0 +1,101 @@
+"""The help screen: every key, written from the bindings, and what the glyphs mean."""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.screen import ModalScreen
+from textual.strip import Strip
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.block_grid import BlockGrid
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.keys import KEYS, key_names
+from kvscope.dashboard.pane import StripPane
+from kvscope.dashboard.panes import RequestsPane
+from kvscope.dashboard.prompt import PromptInput
+from kvscope.dashboard.strips import Part, make_strip, wrap_parts
+
+
+def draw_help(glyphs: Glyphs, width: int) -> list[Strip]:
+    """All keys by the place they work in, then the legend."""
+    strips: list[Strip] = []
+    everywhere = [(key_names(key.keys), key.about + _needs(key.needs)) for key in KEYS]
+    strips += _section(
+        "Everywhere", [*everywhere, ("Ctrl+p", "Palette: every action by name"), ("Tab", "Next pane")], width
+    )
+    strips += _section("Block pool", _of(BlockGrid.BINDINGS), width)
+    strips += _section("Requests", _of(RequestsPane.BINDINGS), width)
+    strips += _section("Every pane", _of(StripPane.BINDINGS), width)
+    strips += _section(
+        "Prompt",
+        [
+            *_of(PromptInput.BINDINGS),
+            ("Enter", "send"),
+            ("", "options at the end of the line:"),
+            ("", "n=2 max_tokens=64 temperature=0.8 top_k top_p seed stop ignore_eos"),
+        ],
+        width,
+    )
+    return [*strips, *_section("Signs", _legend(glyphs), width)]
+
+
+def _of(bindings: Iterable[object]) -> list[tuple[str, str]]:
+    return [(key_names(b.key), b.description) for b in bindings if isinstance(b, Binding)]
+
+
+def _needs(what: str) -> str:
+    return {"engine": " (live)", "recording": " (replay)"}.get(what, "")
+
+
+def _section(title: str, rows: list[tuple[str, str]], width: int) -> list[Strip]:
+    lines: list[Strip] = [make_strip([(title, theme.BRAND)], width)]
+    for keys, about in rows:
+        head: Part = (f"  {keys:<16}", theme.STRONG)
+        body = wrap_parts([(about, theme.TEXT)], max(width - 18, 10))
+        lines.append(Strip.join([make_strip([head]), body[0]]).adjust_cell_length(width))
+        lines += [Strip.join([make_strip([(" " * 18, theme.PLAIN)]), more]) for more in body[1:]]
+    return [*lines, make_strip([], width)]
+
+
+def _legend(glyphs: Glyphs) -> list[tuple[str, str]]:
+    return [
+        (glyphs.written, "written slot: its KV is there; as a block: full"),
+        (glyphs.reserved, "reserved, not written: held, but no KV yet"),
+        (glyphs.partly, "block with written and reserved slots"),
+        (glyphs.free, "free"),
+        (glyphs.cached, "cached: no table points at it, content kept"),
+        ("2", "ref count: how many block tables point at the block"),
+        (glyphs.copy, "copy-on-write: a private copy before a write to a shared block"),
+        (glyphs.preempt, "preempted: gave up its blocks, KV is computed again later"),
+        ("colour", "the request that holds the block"),
+    ]
+
+
+class HelpPane(StripPane):
+    def __init__(self, glyphs: Glyphs) -> None:
+        super().__init__(id="help-pane")
+        self._glyphs = glyphs
+
+    def draw(self, width: int) -> list[Strip]:
+        return draw_help(self._glyphs, width)
+
+
+class HelpScreen(ModalScreen[None]):
+    """Closed by any of the keys one would try."""
+
+    BINDINGS: ClassVar = [Binding("escape,question_mark,f1,q,enter", "dismiss_help", "close", show=False)]
+
+    def __init__(self, glyphs: Glyphs) -> None:
+        super().__init__()
+        self._glyphs = glyphs
+
+    def compose(self) -> ComposeResult:
+        pane = HelpPane(self._glyphs)
+        pane.border_title = "Help"
+        pane.border_subtitle = "Esc closes"
+        yield pane
+
+    def action_dismiss_help(self) -> None:
+        self.dismiss(None)

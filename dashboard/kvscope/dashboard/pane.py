@@ -1,0 +1,94 @@
+"""The thin widgets under every pane: they hold finished strips and hand them to Textual line by line."""
+
+from collections.abc import Sequence
+
+from textual.binding import Binding
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+
+
+class StripWidget(Widget):
+    """As tall as the strips it is given, and never scrolled."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002  Textual's own parameter name
+        super().__init__(id=id)
+        self._strips: list[Strip] = []
+
+    def show(self, strips: Sequence[Strip]) -> None:
+        if [*strips] == self._strips:
+            return
+        self._strips = [*strips]
+        self.styles.height = len(self._strips)
+        self.display = bool(self._strips)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        strip = self._strips[y] if y < len(self._strips) else Strip([])
+        return strip.adjust_cell_length(self.size.width).apply_style(self.rich_style)
+
+    def text(self) -> str:
+        """What is on it, for tests and screen readers."""
+        return "\n".join(strip.text for strip in self._strips)
+
+
+class StripPane(ScrollView):
+    """A bordered, scrollable list of strips. Subclasses draw; only lines that changed are painted again."""
+
+    can_focus = True
+    BINDINGS = [
+        Binding("j", "scroll_down", "scroll down", show=False),
+        Binding("k", "scroll_up", "scroll up", show=False),
+        Binding("g", "scroll_home", "top", show=False),
+        Binding("G", "scroll_end", "end", show=False),
+    ]
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._strips: list[Strip] = []
+
+    def draw(self, width: int) -> list[Strip]:
+        """The pane's content at a width; overridden by each pane."""
+        raise NotImplementedError
+
+    @property
+    def content_width(self) -> int:
+        return self.scrollable_content_region.width
+
+    @property
+    def content_height(self) -> int:
+        return self.scrollable_content_region.height
+
+    def redraw(self) -> None:
+        """Draw again with the values at hand; cheap when nothing has changed."""
+        width = self.content_width
+        if width > 0 and self.display:
+            self.set_strips(self.draw(width))
+
+    def set_strips(self, strips: list[Strip]) -> None:
+        old, self._strips = self._strips, strips
+        size = Size(self.content_width, len(strips))
+        if size != self.virtual_size or len(old) != len(strips):
+            self.virtual_size = size
+            self.refresh()
+            return
+        for y, strip in enumerate(strips):
+            if strip is not old[y] and strip != old[y]:
+                self.refresh_line(y)
+
+    def on_resize(self) -> None:
+        self.redraw()
+
+    def line_at(self, y: int) -> Strip:
+        return self._strips[y] if y < len(self._strips) else Strip([])
+
+    def render_line(self, y: int) -> Strip:
+        scroll_x, scroll_y = self.scroll_offset
+        width = self.size.width
+        strip = self.line_at(y + scroll_y).crop_extend(scroll_x, scroll_x + width, self.rich_style)
+        return strip.apply_style(self.rich_style)
+
+    def text(self) -> str:
+        """Everything in the pane, for tests and screen readers."""
+        return "\n".join(self.line_at(y).text.rstrip() for y in range(self.virtual_size.height))

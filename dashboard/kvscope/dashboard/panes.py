@@ -1,0 +1,142 @@
+"""The panes beside the grid: requests, block table, one block, events. Each keeps values and draws them."""
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding
+from textual.geometry import Size
+from textual.message import Message
+from textual.strip import Strip
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.frames import Frame
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.inspector import draw_block
+from kvscope.dashboard.pane import StripPane
+from kvscope.dashboard.requests import Row, draw_requests
+from kvscope.dashboard.selection import Shown
+from kvscope.dashboard.strips import make_strip
+from kvscope.dashboard.table import draw_table
+from kvscope.dashboard.ticker import draw_entry
+from kvscope.transport.source import LogEntry
+
+
+class RequestsPane(StripPane):
+    """The list of requests; moving in it selects."""
+
+    BINDINGS: ClassVar = [
+        Binding("down,j", "choose(1)", "next", show=False),
+        Binding("up,k", "choose(-1)", "previous", show=False),
+    ]
+
+    class Chosen(Message):
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._glyphs = glyphs
+        self._frame: Frame | None = None
+        self._selected: str | None = None
+        self._rows: list[Row] = []
+
+    def show(self, frame: Frame, selected: str | None) -> None:
+        moved = selected != self._selected
+        self._frame, self._selected = frame, selected
+        self.redraw()
+        if moved:
+            self._scroll_to_selected()
+
+    def draw(self, width: int) -> list[Strip]:
+        if self._frame is None or not self._frame.requests:
+            self._rows = []
+            return [make_strip([(" no requests yet: press i and type a prompt", theme.SOFT)], width)]
+        self._rows = draw_requests(self._frame, self._selected, self._glyphs, width)
+        return [row.strip for row in self._rows]
+
+    def action_choose(self, step: int) -> None:
+        keys = [row.key for row in self._rows]
+        if keys:
+            here = keys.index(self._selected) if self._selected in keys else (-1 if step > 0 else len(keys))
+            self.post_message(self.Chosen(keys[min(max(here + step, 0), len(keys) - 1)]))
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        row = offset.y + self.scroll_offset.y if offset is not None else len(self._rows)
+        if row < len(self._rows):
+            self.post_message(self.Chosen(self._rows[row].key))
+
+    def _scroll_to_selected(self) -> None:
+        for y, row in enumerate(self._rows):
+            if row.key == self._selected:
+                top, height = self.scroll_offset.y, self.content_height
+                if not top <= y < top + height:
+                    self.scroll_to(y=y if y < top else y - height + 1, animate=False)
+
+
+class TablePane(StripPane):
+    """The block table and the text of one sequence."""
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._glyphs = glyphs
+        self._frame: Frame | None = None
+        self._shown: Shown | None = None
+
+    def show(self, frame: Frame, shown: Shown | None) -> None:
+        self._frame, self._shown = frame, shown
+        self.redraw()
+
+    def draw(self, width: int) -> list[Strip]:
+        if self._frame is None or self._shown is None:
+            return [make_strip([(" no sequence selected", theme.SOFT)], width)]
+        return draw_table(self._frame, *self._shown, self._glyphs, width)
+
+
+class BlockPane(StripPane):
+    """The block under the cursor."""
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._glyphs = glyphs
+        self._frame: Frame | None = None
+        self._block_id: int | None = None
+
+    def show(self, frame: Frame, block_id: int | None) -> None:
+        self._frame, self._block_id = frame, block_id
+        self.redraw()
+
+    def draw(self, width: int) -> list[Strip]:
+        if self._frame is None or self._block_id is None:
+            return [make_strip([(" arrow keys or a click in the pool choose a block", theme.SOFT)], width)]
+        return draw_block(self._frame, self._block_id, self._glyphs, width)
+
+
+class EventsPane(StripPane):
+    """The log. Lines are drawn when they come into view; the newest is followed until the user scrolls up."""
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._glyphs = glyphs
+        self._log: tuple[LogEntry, ...] = ()
+
+    def show(self, log: tuple[LogEntry, ...]) -> None:
+        if log == self._log:
+            return
+        follow = self.is_vertical_scroll_end
+        self._log = log
+        longest = max((len(entry.sentence) for entry in log), default=0)
+        self.virtual_size = Size(max(longest + 30, self.content_width), len(log))
+        self.refresh()
+        if follow:
+            self.scroll_end(animate=False, immediate=True, x_axis=False)
+
+    def redraw(self) -> None:
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self.scroll_end(animate=False, immediate=True, x_axis=False)
+
+    def line_at(self, y: int) -> Strip:
+        return draw_entry(self._log[y], self._glyphs) if y < len(self._log) else Strip([])

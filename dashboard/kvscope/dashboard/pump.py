@@ -1,0 +1,48 @@
+"""The reader thread: looks at the view at a fixed rate and posts a frame when something has changed."""
+
+import threading
+from collections.abc import Callable
+
+from kvscope.dashboard.frames import Frame, RateMeter, build_frame
+from kvscope.transport.source import View
+
+
+class FramePump:
+    """Builds frames off the UI thread. At most one frame is on its way: a busy screen drops frames, not keystrokes.
+
+    `post` is called from the reader thread and returns False once nobody listens.
+    """
+
+    def __init__(self, view: View, post: Callable[[Frame], bool], fps: int) -> None:
+        self._view, self._post, self._interval_s = view, post, 1 / max(fps, 1)
+        self._meter = RateMeter()
+        self._stop = threading.Event()
+        self._shown = threading.Event()
+        self._shown.set()
+        self._thread = threading.Thread(target=self._run, name="kvscope-frames", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def shown(self) -> None:
+        """The last frame has been drawn; the next one may come."""
+        self._shown.set()
+
+    def close(self) -> None:
+        """Stop the thread and wait for it."""
+        self._stop.set()
+        self._shown.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        revision: int | None = None
+        while not self._stop.is_set():
+            self._shown.wait()
+            if self._view.revision != revision and not self._stop.is_set():
+                frame = build_frame(self._view, self._meter)
+                revision = frame.revision
+                self._shown.clear()
+                if not self._post(frame):
+                    return
+            self._stop.wait(self._interval_s)

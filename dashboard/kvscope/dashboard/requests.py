@@ -1,0 +1,116 @@
+"""The list of requests and their sequences, as strips with the id each line stands for. Pure."""
+
+from typing import NamedTuple
+
+from rich.style import Style
+from textual.strip import Strip
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.strips import Part, clip, clip_start, flat, make_strip, measure
+from kvscope.events.describe import describe_waiting
+
+
+class Row(NamedTuple):
+    """One line: the request or sequence it stands for, and its drawing."""
+
+    key: str
+    strip: Strip
+
+
+def order_requests(frame: Frame) -> list[RequestFrame]:
+    """Running, preempted and waiting ones in order of arrival, then the finished ones, latest first."""
+    live = [request for request in frame.requests if request.status != "finished"]
+    rank = {"running": 0, "preempted": 1}
+    ended = [request for request in frame.requests if request.status == "finished"]
+    return sorted(live, key=lambda request: rank.get(request.status, 2)) + ended[::-1]
+
+
+def draw_requests(frame: Frame, selected: str | None, glyphs: Glyphs, width: int) -> list[Row]:
+    """Two or more lines per request: the request, then one per sequence."""
+    rows: list[Row] = []
+    for request in order_requests(frame):
+        rows.append(_row(request.request_id, _request_words(frame, request, glyphs, width), selected, glyphs, width))
+        for sequence in request.sequences:
+            words = _sequence_words(frame, request, sequence, glyphs, width)
+            rows.append(_row(sequence.sequence_id, words, selected, glyphs, width))
+    return rows
+
+
+def _row(key: str, parts: list[Part], selected: str | None, glyphs: Glyphs, width: int) -> Row:
+    chosen = key == selected
+    mark: Part = (glyphs.cursor if chosen else " ", theme.BRAND)
+    strip = make_strip([mark, *parts], width)
+    return Row(key, strip.apply_style(theme.ROW) if chosen else strip)
+
+
+def _request_words(frame: Frame, request: RequestFrame, glyphs: Glyphs, width: int) -> list[Part]:
+    ended = request.status == "finished"
+    name_style = theme.SOFT if ended else theme.owner_style(request.owner) + Style(bold=True)
+    glyph, words, style = _status(request, glyphs)
+    parts: list[Part] = [(f"{request.request_id} ", name_style), (f"{glyph} {words}", style)]
+    if not ended and request.status == "running":
+        parts += _sums(frame, request)
+    if request.num_preemptions and request.status != "preempted":
+        parts.append((f"  {glyphs.preempt} preempted {request.num_preemptions}{glyphs.times}", theme.NOTICE))
+    room = width - 1 - measure(parts) - 4
+    if room >= 8:
+        prompt = _clip_quoted(flat(request.prompt, glyphs), room, glyphs)
+        parts.append((f"  {prompt}", theme.FAINT if ended else theme.SOFT))
+    return parts
+
+
+def _clip_quoted(text: str, room: int, glyphs: Glyphs) -> str:
+    return f'"{clip(text, room, glyphs)}"'
+
+
+def _status(request: RequestFrame, glyphs: Glyphs) -> tuple[str, str, Style]:
+    match request.status:
+        case "running":
+            return glyphs.play, "running", theme.GOOD
+        case "preempted":
+            reason = f", {_reason(request)}" if request.waiting is not None else ""
+            return glyphs.preempt, f"preempted {request.num_preemptions}{glyphs.times}{reason}", theme.NOTICE
+        case "finished":
+            return glyphs.tick, "finished", theme.SOFT
+        case _:
+            reason = f": {_reason(request)}" if request.waiting is not None else ""
+            return glyphs.wait, f"waiting{reason}", theme.NOTICE
+
+
+def _reason(request: RequestFrame) -> str:
+    waiting = request.waiting
+    return "" if waiting is None else describe_waiting(waiting.kind, waiting.needed, waiting.available)
+
+
+def _sums(frame: Frame, request: RequestFrame) -> list[Part]:
+    blocks = {block_id for sequence in request.sequences for block_id in sequence.table}
+    shared = sum(frame.pool.refs[block_id] > 1 for block_id in blocks)
+    words = f"  {len(blocks)} blk"
+    if shared:
+        words += f" {shared} shared"
+    return [(words, theme.TEXT)]
+
+
+def _sequence_words(
+    frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int
+) -> list[Part]:
+    ended = request.status == "finished" or sequence.finish_reason is not None
+    style = theme.FAINT if request.status == "finished" else theme.SOFT
+    shared = sum(frame.pool.refs[block_id] > 1 for block_id in sequence.table)
+    facts = [f"{sequence.num_generated} tok"]
+    if sequence.table or not ended:
+        facts.append(f"{len(sequence.table)} blk")
+    if shared:
+        facts.append(f"{shared} sh")
+    if sequence.num_copies:
+        facts.append(f"{sequence.num_copies} CoW")
+    parts: list[Part] = [(f"  {sequence.sequence_id} ", style), (" ".join(facts), style)]
+    if sequence.finish_reason is not None:
+        parts.append((f" {glyphs.tick} {sequence.finish_reason}", style))
+    room = width - 1 - measure(parts) - 2
+    if room >= 6 and sequence.text:
+        text_style = theme.FAINT if request.status == "finished" else theme.TEXT
+        parts += [("  ", theme.PLAIN), (clip_start(flat(sequence.text, glyphs), room, glyphs), text_style)]
+    return parts

@@ -1,0 +1,36 @@
+"""Which of three arrangements fits the terminal. Pure."""
+
+from enum import Enum
+
+from textual.strip import Strip
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.strips import make_strip
+
+MIN_WIDTH, MIN_HEIGHT = 60, 20
+FULL_WIDTH, FULL_HEIGHT = 108, 30
+
+
+class Arrangement(Enum):
+    """SMALL: nothing fits, say so. COMPACT: the grid above one pane at a time. FULL: every pane at once."""
+
+    SMALL = "-small"
+    COMPACT = "-compact"
+    FULL = "-full"
+
+
+def arrange(width: int, height: int) -> Arrangement:
+    if width < MIN_WIDTH or height < MIN_HEIGHT:
+        return Arrangement.SMALL
+    if width < FULL_WIDTH or height < FULL_HEIGHT:
+        return Arrangement.COMPACT
+    return Arrangement.FULL
+
+
+def draw_too_small(width: int, height: int) -> list[Strip]:
+    """The message that takes the place of the panes, in the middle of what little there is."""
+    lines = ["terminal too small", f"{width}x{height}, needs at least {MIN_WIDTH}x{MIN_HEIGHT}"]
+    if width >= 50:
+        lines = [f"terminal too small: {width}x{height}, needs at least {MIN_WIDTH}x{MIN_HEIGHT}"]
+    above = [make_strip([], width)] * max((height - len(lines)) // 2, 0)
+    return [*above, *(make_strip([(line.center(width), theme.NOTICE)], width) for line in lines)]

@@ -1,0 +1,40 @@
+"""What the user looks at: a request, a sequence, or nothing in particular. Pure."""
+
+from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
+from kvscope.dashboard.grid import Light
+from kvscope.dashboard.requests import order_requests
+
+Shown = tuple[RequestFrame, SequenceFrame]
+
+
+def find_selected(frame: Frame, key: str | None) -> Shown | None:
+    """The request and sequence that a selected id names; a request stands for its first sequence with blocks."""
+    if key is None:
+        return None
+    for request in frame.requests:
+        if request.request_id == key:
+            return request, next((seq for seq in request.sequences if seq.table), request.sequences[0])
+        for sequence in request.sequences:
+            if sequence.sequence_id == key:
+                return request, sequence
+    return None
+
+
+def shown_sequence(frame: Frame, key: str | None) -> Shown | None:
+    """The sequence whose table is on screen: the selected one, else the first of the list."""
+    chosen = find_selected(frame, key)
+    if chosen is not None:
+        return chosen
+    ordered = [request for request in order_requests(frame) if request.sequences]
+    return find_selected(frame, ordered[0].request_id) if ordered else None
+
+
+def light_of(frame: Frame, key: str | None, cursor: int | None) -> Light:
+    """The selected blocks with their logical numbers. Nothing is dimmed when nothing is lit."""
+    chosen = find_selected(frame, key)
+    if chosen is None:
+        return Light({}, dim_others=False, cursor=cursor)
+    request, sequence = chosen
+    sequences = request.sequences if key == request.request_id else (sequence,)
+    logical = {block_id: index for seq in reversed(sequences) for index, block_id in enumerate(seq.table)}
+    return Light(logical, dim_others=bool(logical), cursor=cursor)

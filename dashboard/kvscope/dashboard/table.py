@@ -1,0 +1,112 @@
+"""The block table of one sequence, and its text, as strips. Pure."""
+
+from textual.strip import Strip
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.strips import Part, make_strip, measure, quote_piece, wrap_parts
+from kvscope.events.types import BlockCopied, BlocksReleased
+
+MAX_SLOTS_SHOWN = 16
+
+
+def draw_table(frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int) -> list[Strip]:
+    """One line per logical block, then the sequence's text with the prompt dimmed."""
+    copies = copied_blocks(frame, sequence.sequence_id)
+    strips = [
+        _draw_row(frame, request, sequence, logical, copies.get(logical), glyphs, width)
+        for logical in range(len(sequence.table))
+    ]
+    if not strips:
+        strips = [make_strip([(f" {_no_blocks(request, sequence)}", theme.SOFT)], width)]
+    return [*strips, make_strip([], width), *draw_text(request, sequence, glyphs, width)]
+
+
+def draw_text(request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int) -> list[Strip]:
+    """What was asked and what the model has written so far, wrapped."""
+    end: list[Part] = []
+    if sequence.finish_reason is not None:
+        end = [(f"  {glyphs.tick} {sequence.finish_reason}", theme.SOFT)]
+    body = wrap_parts([(request.prompt, theme.SOFT), (sequence.text, theme.STRONG), *end], max(width - 2, 1))
+    return [Strip.join([make_strip([(" ", theme.PLAIN)]), strip]).adjust_cell_length(width) for strip in body]
+
+
+def copied_blocks(frame: Frame, sequence_id: str) -> dict[int, tuple[int, int]]:
+    """Logical block -> (source, target) of the copies this sequence made since it last let go of its table.
+
+    Only what the log still holds: the table itself does not remember where a block came from.
+    """
+    copies: dict[int, tuple[int, int]] = {}
+    for entry in reversed(frame.log):
+        event = entry.event
+        if isinstance(event, BlocksReleased) and event.sequence_id == sequence_id:
+            break
+        if isinstance(event, BlockCopied) and event.sequence_id == sequence_id:
+            copies.setdefault(event.logical_block, (event.source_block, event.target_block))
+    return copies
+
+
+def _no_blocks(request: RequestFrame, sequence: SequenceFrame) -> str:
+    if sequence.finish_reason is not None:
+        return "finished: every block given back"
+    if request.status == "preempted":
+        return "preempted: no blocks; its KV will be computed again"
+    return "no blocks yet"
+
+
+def _draw_row(
+    frame: Frame,
+    request: RequestFrame,
+    sequence: SequenceFrame,
+    logical: int,
+    copied: tuple[int, int] | None,
+    glyphs: Glyphs,
+    width: int,
+) -> Strip:
+    pool, block_id = frame.pool, sequence.table[logical]
+    ref_count, block_size = pool.refs[block_id], pool.block_size
+    num_written = min(max(sequence.num_written - logical * block_size, 0), block_size)
+    digits = len(str(max(len(sequence.table) - 1, 0)))
+    parts: list[Part] = [
+        (" L" + str(logical).ljust(digits), theme.SOFT),
+        (f" {glyphs.arrow} ", theme.FAINT),
+        (f"P{block_id}".ljust(len(str(max(pool.num_blocks - 1, 0))) + 1), theme.STRONG),
+        (" " + _slots(num_written, block_size, glyphs), theme.owner_style(request.owner)),
+        (" refs ", theme.FAINT),
+        (f"{ref_count}", theme.SHARED if ref_count > 1 else theme.SOFT),
+        (" ", theme.PLAIN),
+    ]
+    tail: list[Part] = []
+    if ref_count > 1:
+        others = [name for name, _ in frame.holders(block_id) if name != sequence.sequence_id]
+        tail.append((f" = {_some(others)} ", theme.STRONG))
+    if copied is not None and copied[1] == block_id:
+        tail.append((f" {glyphs.copy} copied from P{copied[0]} ", theme.NOTICE))
+    parts += tail
+    first = logical * block_size
+    parts += piece_words(sequence.pieces[first : first + num_written], glyphs, width - measure(parts))
+    return make_strip(parts, width)
+
+
+def piece_words(pieces: tuple[str, ...], glyphs: Glyphs, room: int) -> list[Part]:
+    """Written slots' texts, in quotes, as many as fit."""
+    parts: list[Part] = []
+    for index, piece in enumerate(pieces):
+        word: Part = (" " + quote_piece(piece, glyphs), theme.TEXT)
+        last = index == len(pieces) - 1
+        if measure([*parts, word]) > room - (0 if last else 2):
+            return [*parts, (f" {glyphs.ellipsis}", theme.SOFT)]
+        parts.append(word)
+    return parts
+
+
+def _slots(num_written: int, block_size: int, glyphs: Glyphs) -> str:
+    """One glyph per slot; a long block as a fraction."""
+    if block_size > MAX_SLOTS_SHOWN:
+        return f"{num_written:>{len(str(block_size))}}/{block_size}"
+    return glyphs.written * num_written + glyphs.reserved * (block_size - num_written)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")

@@ -1,0 +1,59 @@
+"""One event of the log as a line. Pure."""
+
+from functools import lru_cache
+
+from rich.style import Style
+from textual.strip import Strip
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.strips import Part, flat, make_strip
+from kvscope.events import types as ev
+from kvscope.events.types import Event
+from kvscope.transport.source import LogEntry
+
+
+def draw_entry(entry: LogEntry, glyphs: Glyphs) -> Strip:
+    """Sequence number, step, phase, a glyph for the kind, and the sentence."""
+    return _draw(entry.seq, entry.step, entry.phase, type(entry.event), entry.sentence, glyphs)
+
+
+@lru_cache(maxsize=8192)
+def _draw(seq: int, step: int, phase: str, kind: type[Event], sentence: str, glyphs: Glyphs) -> Strip:
+    glyph, style, loud = _look(kind, glyphs)
+    parts: list[Part] = [
+        (f"{seq:>6} ", theme.FAINT),
+        (f"step {step:<5} ", theme.FAINT),
+        (f"{_phase_word(phase):<5} ", theme.SOFT),
+        (f"{glyph} ", style),
+        (flat(sentence, glyphs), style if loud else theme.TEXT),
+    ]
+    return make_strip(parts)
+
+
+def _phase_word(phase: str) -> str:
+    """`commit` as `done`: the forward pass has finished."""
+    return {"commit": "done", "control": "ctrl"}.get(phase, phase)
+
+
+def _look(kind: type[Event], glyphs: Glyphs) -> tuple[str, Style, bool]:
+    """Glyph, colour, and whether the whole sentence takes the colour: what a reader must not miss."""
+    if kind is ev.BlockCopied:
+        return glyphs.copy, theme.NOTICE, True
+    if kind is ev.RequestPreempted:
+        return glyphs.preempt, theme.BAD, True
+    if kind in (ev.RequestRefused, ev.AuditFinding, ev.BatchesDropped):
+        return glyphs.cross, theme.BAD, True
+    if kind is ev.RequestWaiting:
+        return glyphs.wait, theme.NOTICE, False
+    if kind is ev.BlocksAllocated:
+        return glyphs.reserved, theme.BRAND, False
+    if kind is ev.SlotsWritten:
+        return glyphs.written, theme.BRAND, False
+    if kind is ev.BlocksShared:
+        return "=", theme.STRONG, False
+    if kind is ev.BlocksReleased:
+        return "-", theme.SOFT, False
+    if kind in (ev.RequestFinished, ev.SequenceFinished):
+        return glyphs.tick, theme.GOOD, False
+    return glyphs.separator, theme.SOFT, False
