@@ -1,0 +1,24 @@
+"""What a recording looks like inside, shared by the one who writes and the one who reads.
+
+header    profile "kvscope"
+metadata  "kvscope": kvscope_version, schema_version
+chunks    zstd with CRC; messages in batch order:
+            channel "keyframe"  a full state: first if recording began in mid-life, or where a batch was too large
+            channel "events"    one batch, as on the wire
+message   sequence = the batch's number modulo 2**32, log_time = wall clock in ns
+"""
+
+PROFILE = "kvscope"
+METADATA_NAME = "kvscope"
+EVENTS_CHANNEL = "events"
+KEYFRAME_CHANNEL = "keyframe"
+MESSAGE_ENCODING = "msgpack"
+
+SEQUENCE_MODULUS = 1 << 32  # MCAP's message sequence has 32 bits
+CHUNK_BYTES = 1 << 20
+MAX_KEYFRAME_BYTES = 64 << 20
+MAX_CHUNK_BYTES = 96 << 20  # a keyframe, a batch, and what was in the chunk before
+
+
+class RecordingError(ValueError):
+    """The recording cannot be written or read. One line with the path."""

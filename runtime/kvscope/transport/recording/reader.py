@@ -1,0 +1,168 @@
+"""Reads a recording up to its last whole batch, and says in one line what is missing.
+
+Files are hostile: checksums are always checked, sizes are checked before anything is unpacked, and every failure of
+the parser becomes either a shorter recording with `missing` set, or a RecordingError.
+"""
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+from mcap.records import Channel, Chunk, DataEnd, Footer, Header, McapRecord, Message
+from mcap.stream_reader import StreamReader, breakup_chunk
+
+from kvscope.events.codec import decode_batch, decode_state
+from kvscope.events.state import EngineState, FullState
+from kvscope.events.text import make_printable
+from kvscope.events.types import Batch
+from kvscope.transport.recording.format import (
+    EVENTS_CHANNEL,
+    KEYFRAME_CHANNEL,
+    MAX_CHUNK_BYTES,
+    PROFILE,
+    SEQUENCE_MODULUS,
+    RecordingError,
+)
+
+
+@dataclass(slots=True)
+class Recording:
+    """What could be read. `initial_state` is the state before the first batch; None: from the engine's start."""
+
+    path: Path
+    batches: list[tuple[int, Batch]] = field(default_factory=list)
+    initial_state: EngineState | None = None
+    initial_seq: int | None = None
+    num_refused_events: int = 0
+    missing: str | None = None
+
+    @property
+    def last_seq(self) -> int | None:
+        return self.batches[-1][0] if self.batches else self.initial_seq
+
+
+def read_recording(path: Path | str) -> Recording:
+    """All whole batches, in order, without holes.
+
+    Raises:
+        RecordingError: no such file, not a recording of ours, or nothing in it that can be read.
+    """
+    path = Path(path)
+    shown = make_printable(str(path))
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise RecordingError(f"{shown} is not a file")
+        if found.st_size == 0:
+            raise RecordingError(f"{shown} is empty")
+        with path.open("rb") as file:
+            recording = _read(path, shown, file)
+    except OSError as error:
+        raise RecordingError(f"cannot read {shown}: {error.strerror}") from None
+    if recording.last_seq is None:
+        raise RecordingError(f"{shown} holds no whole batch{_because(recording.missing)}")
+    return recording
+
+
+def _read(path: Path, shown: str, file: BinaryIO) -> Recording:
+    parser = _Parser(Recording(path))
+    try:
+        for record in StreamReader(
+            file, emit_chunks=True, validate_crcs=True, record_size_limit=MAX_CHUNK_BYTES
+        ).records:
+            parser.take(record)
+    except OSError:
+        raise
+    except Exception as error:
+        if not parser.has_header:
+            raise RecordingError(f"{shown} is not an MCAP file") from None
+        if not parser.is_ours:
+            raise RecordingError(f"{shown} is an MCAP file, but not a kvscope recording") from None
+        parser.recording.missing = parser.describe_end(error)
+    return parser.recording
+
+
+class _Parser:
+    """Turns MCAP records into a recording; raises whatever is wrong with one."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.has_header = self.is_ours = self._has_data_end = False
+        self._topics: dict[int, str] = {}
+
+    def take(self, record: McapRecord) -> None:
+        if isinstance(record, Header):
+            self.has_header, self.is_ours = True, record.profile == PROFILE
+        if not self.is_ours:
+            raise RecordingError("no header of ours")
+        if isinstance(record, DataEnd | Footer):
+            self._has_data_end = True
+        elif isinstance(record, Chunk):
+            for inner in _unpack_chunk(record):
+                self._take_inner(inner)
+        elif isinstance(record, Message) and not self._has_data_end:
+            raise RecordingError("a message outside of a chunk has no checksum")
+
+    def _take_inner(self, record: McapRecord) -> None:
+        if isinstance(record, Channel):
+            self._topics[record.id] = record.topic
+        elif isinstance(record, Message):
+            topic = self._topics[record.channel_id]
+            if topic == EVENTS_CHANNEL:
+                self._take_batch(self._unwrap(record.sequence), record.data)
+            elif topic == KEYFRAME_CHANNEL:
+                self._take_keyframe(self._unwrap(record.sequence), record.data)
+
+    def _unwrap(self, sequence: int) -> int:
+        """The 64-bit number, given that numbers only grow."""
+        last = self.recording.last_seq
+        return sequence if last is None else last + (sequence - last) % SEQUENCE_MODULUS
+
+    def _take_batch(self, seq: int, data: bytes) -> None:
+        last = self.recording.last_seq
+        expected = 0 if last is None else last + 1
+        if seq != expected:
+            raise RecordingError(f"batches {expected} to {seq - 1} are not in it")
+        batch, num_refused = decode_batch(data, printable=True)
+        self.recording.batches.append((seq, batch))
+        self.recording.num_refused_events += num_refused
+
+    def _take_keyframe(self, seq: int, data: bytes) -> None:
+        state = decode_state(data, printable=True)
+        if self.recording.last_seq is None:
+            self.recording.initial_state, self.recording.initial_seq = state, seq
+            return
+        batch = Batch(
+            epoch=state.epoch,
+            step=state.step,
+            phase=state.phase,
+            time_ns=state.time_ns,
+            events=(FullState(state=state),),
+        )
+        self.recording.batches.append((seq, batch))
+
+    def describe_end(self, error: Exception) -> str:
+        reason = make_printable(" ".join(str(error).split())) or type(error).__name__
+        if self._has_data_end:
+            return f"every batch is there, the index at the end is damaged ({reason})"
+        last = self.recording.last_seq
+        return f"ends abruptly{'' if last is None else f' after batch {last}'} ({reason})"
+
+
+def _unpack_chunk(chunk: Chunk) -> Iterator[McapRecord]:
+    """The records inside, once their size and checksum are known to be right."""
+    if chunk.uncompressed_size > MAX_CHUNK_BYTES:
+        raise RecordingError(f"a chunk claims {chunk.uncompressed_size} bytes; the limit is {MAX_CHUNK_BYTES}")
+    # zstandard trusts the size inside the frame over the limit that it is given.
+    if chunk.compression != "zstd" or zstandard.frame_content_size(chunk.data) != chunk.uncompressed_size:
+        raise RecordingError("a chunk is not compressed as it says")
+    if chunk.uncompressed_crc == 0:
+        raise RecordingError("a chunk has no checksum")
+    yield from breakup_chunk(chunk, validate_crc=True)
+
+
+def _because(missing: str | None) -> str:
+    return f": {missing}" if missing is not None else ""
