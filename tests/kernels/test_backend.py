@@ -23,9 +23,9 @@ def test_a_backend_knows_its_name(name):
 
 
 def test_an_unknown_backend_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match="'flash'.*reference, torch, triton"):
+    with pytest.raises(ValueError, match=r"'flash'.*reference, torch, triton"):
         get_backend("flash")
-    with pytest.raises(ValueError, match="'flash'.*reference, torch, triton"):
+    with pytest.raises(ValueError, match=r"'flash'.*reference, torch, triton"):
         check_block_size("flash", 16)
 
 
@@ -53,9 +53,7 @@ def test_a_block_has_a_slot(name, block_size):
 @pytest.mark.parametrize("name", ["reference", "torch"])
 def test_a_block_size_of_five_works(make_case, name):
     case = make_case([1, 6], [12, 11], block_size=5)
-    output = get_backend(name).attention(
-        case.query, case.key_cache, case.value_cache, case.batch, scale=case.scale
-    )
+    output = get_backend(name).attention(case.query, case.key_cache, case.value_cache, case.batch, scale=case.scale)
     assert (output.double() - case.expected()).abs().max() < 3e-6
 
 
