@@ -8,6 +8,7 @@ import contextlib
 import importlib.metadata
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,6 @@ import typer
 
 from kvscope.dashboard import engine_commands, flags
 from kvscope.dashboard.errors import CommandError, ExitCode, one_line
-
 
 app = typer.Typer(
     name="kvscope",
@@ -140,7 +140,9 @@ def _discard_stdout() -> None:
 
 
 def main() -> None:
-    """Entry point of the `kvscope` command."""
+    """Entry point of the `kvscope` command. Python's warnings are for developers (python -W), not for users."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
     sys.exit(run_command_line(sys.argv[1:]))
 
 

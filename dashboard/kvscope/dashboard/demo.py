@@ -11,7 +11,7 @@ from pathlib import Path
 from kvscope.dashboard.engine_process import EngineProcess
 from kvscope.dashboard.errors import CommandError, ExitCode
 from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, require_screen, run_screen, wants_ascii
-from kvscope.dashboard.viewer import wait_until_live
+from kvscope.dashboard.viewer import Connected
 from kvscope.events.options import split_prompt
 from kvscope.events.types import BlocksAllocated
 from kvscope.transport.source import Source, Status
@@ -63,18 +63,11 @@ def _wait_until_ready(engine: EngineProcess) -> None:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _connect(engine: EngineProcess) -> Source:
+def _connect(engine: EngineProcess) -> Connected:
     from kvscope.transport.client import EngineClient
     from kvscope.transport.discovery import resolve
 
-    client = EngineClient(resolve(engine.name))
-    client.start()
-    try:
-        wait_until_live(client, engine.name, is_alive=engine.is_running, timeout_s=SYNC_TIMEOUT_S)
-    except BaseException:
-        client.close()
-        raise
-    return client
+    return Connected(EngineClient(resolve(engine.name)).connect())
 
 
 def _run_dashboard(source: Source, *, ascii_only: bool) -> int:
@@ -86,10 +79,22 @@ def _run_dashboard(source: Source, *, ascii_only: bool) -> int:
 
 
 def _run_headless(source: Source, engine: EngineProcess) -> int:
+    _wait_until_live(source, engine)
     request_ids = [_submit(source, prompt) for prompt in SCRIPTED_PROMPTS]
     _wait_until_finished(source, engine, request_ids)
     print(*summary_lines(source, request_ids), sep="\n")
     return ExitCode.FAILURE if source.view.findings else ExitCode.OK
+
+
+def _wait_until_live(source: Source, engine: EngineProcess) -> None:
+    """Block until the engine's state has arrived, so that the first event is seen too."""
+    deadline = time.monotonic() + SYNC_TIMEOUT_S
+    while source.view.status is not Status.LIVE:
+        if not engine.is_running():
+            raise engine.failure()
+        if time.monotonic() > deadline:
+            raise CommandError(f"no state from the engine within {SYNC_TIMEOUT_S:.0f} s", ExitCode.FAILURE)
+        time.sleep(POLL_S)
 
 
 def _submit(source: Source, prompt_line: str) -> str:

@@ -80,7 +80,7 @@ def serve(
     name: Annotated[str | None, typer.Option(help="What `attach` calls this engine.", metavar="NAME")] = None,
     listen: Annotated[
         str | None,
-        typer.Option(help="Listen on loopback TCP (PORT and PORT+1) as well.", metavar="tcp://127.0.0.1:PORT"),
+        typer.Option(help="Listen on loopback TCP (PORT and PORT+1) instead.", metavar="tcp://127.0.0.1:PORT"),
     ] = None,
     record: flags.Record = None,
     force: flags.Force = False,
