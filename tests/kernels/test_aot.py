@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-# One shape per path through the kernel: phases, element types, padded heads, blocks below and above the tile, variants.
+# One shape per path: phases, element types, padded and large heads, blocks below and above the tile, variants.
 COMPILE = """
 import sys
 from kvscope.kernels.aot import AttentionShape, compile_all
 shapes = [
     AttentionShape(True, "bf16", 64, 16),
     AttentionShape(True, "fp16", 128, 4, 128, True),
-    AttentionShape(True, "fp32", 32, 32),
+    AttentionShape(True, "fp32", 256, 32),
     AttentionShape(False, "bf16", 64, 4),
     AttentionShape(False, "fp16", 80, 128, 128, True),
     AttentionShape(False, "fp32", 32, 16, 128),

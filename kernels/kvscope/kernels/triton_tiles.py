@@ -26,15 +26,14 @@ def compiled_tiles(*, one_query: bool, group_size: int, head_size: int, element_
     """Tiles for a GPU. `head_size` is the larger one of K and V, `element_size` in bytes per multiplied element.
 
     Decode is bound by reading KV: the fewest rows the matrix units take, and a wide tile to have many loads in
-    flight. Prefill is bound by arithmetic and registers: as many rows as fit. float32 takes twice the room and does
-    not use the matrix units, so its tiles are smaller.
+    flight. Prefill is bound by arithmetic: as many rows as positions. Rows above 256 bytes make smaller tiles, so that
+    two stages of K and V fit the 64 KiB of shared memory of the smallest target (CDNA 3).
     """
     group_rows = next_power_of_two(group_size)
-    is_wide = next_power_of_two(head_size) * element_size > 256  # bytes of one K or V row
-    if one_query:
-        return Tiles(block_m=max(MIN_DOT_ROWS, group_rows), tile=32 if is_wide else 64)
-    rows = 32 if is_wide else 64
-    return Tiles(block_m=max(rows, group_rows), tile=32 if is_wide else 64)
+    row_bytes = next_power_of_two(head_size) * element_size  # of one K or V row
+    tile = max(MIN_DOT_ROWS, min(64, 64 * 256 // row_bytes))
+    rows = MIN_DOT_ROWS if one_query else tile
+    return Tiles(block_m=max(rows, group_rows), tile=tile)
 
 
 def interpreted_tiles(*, group_size: int, max_query_length: int, max_context_length: int) -> Tiles:
