@@ -4,11 +4,10 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-from kvscope.transport.recording import Recorder
 
 from kvscope.engine.build import build_engine
 from kvscope.engine.config import ConfigError, EngineConfig
@@ -22,6 +21,7 @@ from kvscope.transport.control import ControlServer
 from kvscope.transport.discovery import EngineDirectory
 from kvscope.transport.endpoints import Endpoints, parse_listen
 from kvscope.transport.publisher import EventSink, Publisher
+from kvscope.transport.recording import Recorder
 
 
 def run(
@@ -75,7 +75,9 @@ def serve(
     """
     label = name if name is not None else config.model.rstrip("/").rsplit("/", 1)[-1]
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(contextlib.closing(EngineDirectory.create(label, model=config.model)))
+        directory = stack.enter_context(
+            contextlib.closing(EngineDirectory.create(label, model=config.model, started=time.time()))
+        )
         endpoints = parse_listen(listen) if listen is not None else directory.endpoints
         recorder = (
             stack.enter_context(contextlib.closing(Recorder(record, force=force))) if record is not None else None
@@ -119,8 +121,10 @@ def _announce(engine: Engine, endpoints: Endpoints, record: Path | None) -> None
     info = engine.info
     lines = [
         f"kvscope: engine {info.name} ready",
-        f"  {make_printable(info.model)}, {info.device} {info.dtype}, {info.attention_backend} attention; "
-        f"{info.num_blocks} blocks of {info.block_size} slots, {info.bytes_per_block:,} bytes each",
+        (
+            f"  {make_printable(info.model)}, {info.device} {info.dtype}, {info.attention_backend} attention; "
+            f"{info.num_blocks} blocks of {info.block_size} slots, {info.bytes_per_block:,} bytes each"
+        ),
         f"  attach here:          kvscope attach {endpoints.label}",
         f"  attach over SSH:      ssh -t HOST kvscope attach {endpoints.label}",
         *_forwarding(endpoints),
@@ -141,7 +145,9 @@ def _forwarding(endpoints: Endpoints) -> list[str]:
         ]
     events, control = (address.removeprefix("ipc://") for address in (endpoints.events, endpoints.control))
     return [
-        f"  or from a laptop:     mkdir -m 700 gpu; ssh -N -L gpu/events.sock:{events} "
-        f"-L gpu/control.sock:{control} HOST &",
+        (
+            f"  or from a laptop:     mkdir -m 700 gpu; ssh -N -L gpu/events.sock:{events} "
+            f"-L gpu/control.sock:{control} HOST &"
+        ),
         "                        kvscope attach ./gpu",
     ]

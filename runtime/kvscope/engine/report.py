@@ -46,11 +46,15 @@ def text_report(engine: Engine, requests: Sequence[Request], problems: Sequence[
             lines += [f"    | {make_printable(line)}" for line in sequence.text.splitlines()]
     memory = _memory(engine)
     lines += [
-        f"memory    {memory['num_blocks']} blocks of {memory['block_size']} slots: {memory['free']} free, "
-        f"{memory['held']} held, {memory['cached']} cached",
+        (
+            f"memory    {memory['num_blocks']} blocks of {memory['block_size']} slots: {memory['free']} free, "
+            f"{memory['held']} held, {memory['cached']} cached"
+        ),
         f"          {memory['copies']} blocks copied on write, {memory['preemptions']} preemptions",
-        f"tokens    {engine.counters.generated_tokens} generated, {engine.counters.computed_tokens} computed, "
-        f"{engine.step_number} steps",
+        (
+            f"tokens    {engine.counters.generated_tokens} generated, {engine.counters.computed_tokens} computed, "
+            f"{engine.step_number} steps"
+        ),
         f"audit     {'ok' if not problems else f'{len(problems)} findings'}",
         *(f"  {make_printable(problem)}" for problem in problems),
     ]

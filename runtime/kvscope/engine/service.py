@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from kvscope.engine.engine import Engine, RequestRefusedError
 from kvscope.events.types import SamplingParams
-from kvscope.transport.control import ControlRefused
+from kvscope.transport.requests import ControlRefused
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,87 @@
+"""Random operation sequences over a small pool: after every one, every invariant holds.
+
+The runner is the fake one, which keeps a KV cache of its own and reads every context back through the block table: a
+wrong table, a lost copy or an overwritten slot fails at once.
+"""
+
+import contextlib
+import random
+from typing import Any
+
+import pytest
+
+from kvscope.engine.engine import RequestRefusedError
+from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.types import SamplingParams
+
+NUM_RUNS = 2_000
+OPERATIONS_PER_RUN = 40
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        n=rng.choice([1, 1, 2, 3, 4]),
+        max_tokens=rng.randint(1, 12),
+        temperature=rng.choice([0.0, 1.0]),
+        seed=rng.randint(0, 3),
+        stop=rng.choice([(), (" 7",)]),
+        ignore_eos=rng.random() < 0.3,
+    )
+
+
+def run_operations(fake_engine: Any, seed: int) -> Any:
+    """One random life of an engine; the checks run after every operation."""
+    rng = random.Random(seed)
+    fixture = fake_engine(
+        num_blocks=rng.randint(3, 16),
+        block_size=rng.choice([1, 2, 3, 4]),
+        max_num_seqs=rng.randint(1, 8),
+        max_num_batched_tokens=rng.randint(1, 24),
+        max_model_len=rng.choice([16, 64]),
+        eos=frozenset({0}),
+    )
+    engine = fixture.engine
+    for number in range(OPERATIONS_PER_RUN):
+        operation = rng.choices(["submit", "step", "cancel", "pause"], [3, 10, 1, 0.3])[0]
+        if operation == "submit":
+            prompt = [rng.randint(1, 20) for _ in range(rng.randint(0, 14))]
+            with contextlib.suppress(RequestRefusedError):
+                engine.submit("", random_params(rng), f"r{number}", prompt)
+        elif operation == "step" and engine.has_work():
+            engine.step()
+        elif operation == "cancel" and engine.requests:
+            engine.cancel(rng.choice(list(engine.requests)))
+        elif operation == "pause":
+            rng.choice([engine.pause, engine.resume])()
+        fixture.check()
+    steps = fixture.run()
+    assert steps < 1_000, "no livelock"
+    assert fixture.sink.auditor.state.num_free_blocks() == engine.info.num_blocks
+    return fixture
+
+
+@pytest.mark.parametrize("chunk", range(20))
+def test_invariants_hold_after_any_operations(fake_engine: Any, chunk: int) -> None:
+    copies = preemptions = finished = 0
+    for seed in range(chunk * NUM_RUNS // 20, (chunk + 1) * NUM_RUNS // 20):
+        try:
+            fixture = run_operations(fake_engine, seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        copies += fixture.engine.counters.copies
+        preemptions += fixture.engine.counters.preemptions
+        finished += len(fixture.engine.finished_order)
+    assert copies > 0
+    assert preemptions > 0
+    assert finished > 0
+
+
+def test_fold_of_all_batches_is_the_engines_state(fake_engine: Any) -> None:
+    """From scratch, not along the way: the recorded batches alone rebuild the state."""
+    for seed in range(50):
+        fixture = run_operations(fake_engine, seed)
+        state = EngineState()
+        for batch in fixture.sink.batches:
+            state = apply_batch(state, batch)
+        assert state == fixture.engine.state()

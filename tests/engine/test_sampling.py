@@ -1,0 +1,108 @@
+"""Sampling: exact distributions, and tokens that depend on nothing but the sequence itself."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope.engine.model_loader import LoadedModel
+from kvscope.engine.sampler import choose_token
+from kvscope.events.types import SamplingParams
+
+TIE = 1e-4
+LOGITS = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1]))
+
+
+def draws(params: SamplingParams, count: int = 4_000) -> dict[int, float]:
+    chosen = Counter(choose_token(LOGITS, params, (1, 0, position)).token_id for position in range(count))
+    return {token: number / count for token, number in chosen.items()}
+
+
+def test_greedy_takes_the_best_and_tells_the_margin() -> None:
+    choice = choose_token(torch.tensor([1.0, 3.0, 2.5]), SamplingParams(temperature=0.0), (0,))
+    assert choice == (1, 0.5)
+
+
+def test_temperature_one_draws_from_the_softmax() -> None:
+    shares = draws(SamplingParams(temperature=1.0))
+    for token, probability in enumerate([0.5, 0.25, 0.15, 0.1]):
+        assert shares[token] == pytest.approx(probability, abs=0.03)  # four standard deviations
+
+
+def test_temperature_sharpens() -> None:
+    weights = torch.tensor([0.5, 0.25, 0.15, 0.1]) ** 2
+    shares = draws(SamplingParams(temperature=0.5))
+    for token, probability in enumerate((weights / weights.sum()).tolist()):
+        assert shares[token] == pytest.approx(probability, abs=0.03)
+
+
+def test_top_k_keeps_the_best() -> None:
+    shares = draws(SamplingParams(top_k=2))
+    assert set(shares) == {0, 1}
+    assert shares[0] == pytest.approx(2 / 3, abs=0.03)
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    assert set(draws(SamplingParams(top_p=0.5))) == {0}
+    assert set(draws(SamplingParams(top_p=0.51))) == {0, 1}
+    assert set(draws(SamplingParams(top_p=1.0))) == {0, 1, 2, 3}
+
+
+def test_equal_keys_give_equal_noise_and_others_do_not() -> None:
+    params = SamplingParams()
+    flat = torch.zeros(1_000)
+    first = choose_token(flat, params, (5, 0, 7))
+    assert choose_token(flat, params, (5, 0, 7)) == first
+    others = [(6, 0, 7), (5, 1, 7), (5, 0, 8)]
+    assert all(choose_token(flat, params, key).token_id != first.token_id for key in others)
+
+
+def test_a_vocabulary_of_one() -> None:
+    assert choose_token(torch.tensor([0.3]), SamplingParams(), (0,)).token_id == 0
+
+
+PROMPTS = ["ROMEO:", "To be, or not to be", "My lord, my lord, my lord, my lord", "KING:\nWhat say", "O"]
+
+
+def sample(fixture: Any, prompts: list[str], n: int) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
+    """Every candidate's tokens and choice margins."""
+    requests = {
+        prompt: fixture.engine.submit(
+            prompt, SamplingParams(n=n, max_tokens=24, temperature=0.8, top_p=0.95, seed=11), f"r{i}"
+        )
+        for i, prompt in enumerate(prompts)
+    }
+    fixture.run(checked=False)
+    fixture.check()
+    return {
+        (prompt, sequence.index): (sequence.generated, sequence.choice_margins)
+        for prompt, request in requests.items()
+        for sequence in request.sequences
+    }
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_sampled_tokens_do_not_depend_on_the_surroundings(real_engine: Any, tiny: LoadedModel, n: int) -> None:
+    alone: dict[Any, Any] = {}
+    for prompt in PROMPTS:
+        alone |= sample(real_engine(tiny, block_size=16), [prompt], n)
+    surroundings = {
+        "batch": real_engine(tiny, block_size=16),
+        "block size": real_engine(tiny, block_size=4),
+        "chunks": real_engine(tiny, block_size=8, max_num_batched_tokens=5),
+        "preemption": real_engine(tiny, block_size=4, num_gpu_blocks_override=8 + 8 * n),
+    }
+    for name, fixture in surroundings.items():
+        assert_equal_but_for_ties(alone, sample(fixture, PROMPTS, n), name)
+    assert surroundings["preemption"].engine.counters.preemptions > 0
+
+
+def assert_equal_but_for_ties(expected: Any, found: Any, name: str) -> None:
+    for key, (tokens, margins) in expected.items():
+        for place, (left, right) in enumerate(zip(tokens, found[key][0], strict=False)):
+            if left != right:
+                assert margins[place] < TIE, f"{name}: {key} differs at token {place} with margin {margins[place]}"
+                break
+        else:
+            assert len(tokens) == len(found[key][0])
