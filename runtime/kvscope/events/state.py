@@ -4,6 +4,7 @@ The live view, replay, the auditor and the tests all call `apply_batch`. The eng
 `EngineState`; after every batch the two are equal (invariant 8).
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -143,7 +144,7 @@ def begin_batch(state: EngineState, batch: Batch) -> None:
 def apply_event(state: EngineState, event: Event) -> EngineState:
     """Fold one event; `state.time_ns` and `state.step` must already be the batch's."""
     if isinstance(event, FullState):
-        return event.state
+        return copy.deepcopy(event.state)  # the event may be folded by others too
     handler = _HANDLERS.get(type(event))
     if handler is not None:
         handler(state, event)
