@@ -177,3 +177,11 @@ def test_a_cache_with_scattered_slots_is_refused(make_case, name):
     scattered = case.key_cache.transpose(1, 2).contiguous().transpose(1, 2)
     with pytest.raises(ValueError, match="contiguous per block and head"):
         get_backend(name).attention(case.query, scattered, case.value_cache, case.batch, scale=1.0)
+
+
+@pytest.mark.parametrize("name", [*EAGER, "triton"])
+def test_a_backend_serves_inside_and_outside_of_inference_mode(make_case, name):
+    backend, case = get_backend(name), make_case([1, 4], [18, 21], dtype=torch.float16)
+    with torch.inference_mode():
+        check(backend, case)
+    check(backend, case)

@@ -189,5 +189,6 @@ class TorchBackend:
         numel = shape[0] * shape[1]
         buffer = self._workspaces.get((name, dtype, device))
         if buffer is None or buffer.numel() < numel:
-            buffer = self._workspaces[name, dtype, device] = torch.empty(numel, dtype=dtype, device=device)
+            with torch.inference_mode(False):  # a tensor made in inference mode could not be reused outside it
+                buffer = self._workspaces[name, dtype, device] = torch.empty(numel, dtype=dtype, device=device)
         return buffer[:numel].view(shape)
