@@ -3,6 +3,7 @@
 With a terminal it opens the dashboard; without one it does the same work headless and prints a summary.
 """
 
+import importlib
 import os
 import sys
 import time
@@ -36,6 +37,8 @@ def demo(*, name: str | None, record: Path | None, force: bool, ascii_only: bool
     recording = ["--record", str(record.absolute()), *(["--force"] if force else [])] if record is not None else []
     name = name or f"demo-{os.getpid()}"
     with exiting_on_signals(), EngineProcess(name, [*SERVE_ARGUMENTS, *recording]) as engine:
+        if on_screen:
+            importlib.import_module("kvscope.dashboard.app")  # loads while the engine does
         _wait_until_ready(engine)
         source = _connect(engine)
         try:

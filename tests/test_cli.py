@@ -1,0 +1,360 @@
+"""Exit codes and messages of the real command: bad input is one line, exit code 2, and no traceback."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import COMMAND, Finished, Kvscope, wait_until
+
+PROMPT = ("--prompt", "O Romeo, Romeo, wherefore art thou")
+
+
+def assert_refused(done: Finished, *words: str) -> None:
+    """One line on stderr that carries the words, exit code 2, nothing on stdout."""
+    assert done.code == 2, done
+    assert done.output == ""
+    assert done.errors.startswith("kvscope: ")
+    assert done.errors.count("\n") == 1, done.errors
+    assert "Traceback" not in done.errors
+    for word in words:
+        assert word in done.errors
+
+
+# --- without an engine -------------------------------------------------------------------------------------------
+
+
+def test_version(kvscope: Kvscope) -> None:
+    assert kvscope("--version") == (0, f"kvscope {importlib.metadata.version('kvscope')}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("-h",), ("--help",)])
+def test_help_names_the_commands(kvscope: Kvscope, arguments: tuple[str, ...]) -> None:
+    done = kvscope(*arguments)
+    assert done.code == 0
+    for command in ("run", "serve", "demo", "attach", "replay", "list"):
+        assert re.search(rf"^  {command}\b", done.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "demo", "attach", "replay", "list"])
+def test_every_command_has_help(kvscope: Kvscope, command: str) -> None:
+    done = kvscope(command, "-h")
+    assert (done.code, done.errors) == (0, "")
+    assert f"kvscope {command}" in done.output
+
+
+def test_engine_flags_carry_vllms_names(kvscope: Kvscope) -> None:
+    flags = (
+        "block-size num-gpu-blocks-override gpu-memory-utilization max-num-seqs max-num-batched-tokens max-model-len"
+    )
+    for command in ("run", "serve"):
+        text = kvscope(command, "--help").output
+        for flag in [*flags.split(), "dtype", "seed", "device", "attention-backend"]:
+            assert f"--{flag} " in text
+
+
+def test_unknown_command(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("watch"), "watch")
+
+
+def test_unknown_flag(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("run", "--blocksize", "4"), "--blocksize")
+
+
+def test_value_that_is_no_choice(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("run", *PROMPT, "--dtype", "int3"), "--dtype", "float16")
+
+
+def test_unknown_option_word(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("run", "tiny-shakespeare", *PROMPT, "max_token=5"), "max_token", "max_tokens")
+
+
+def test_option_out_of_range(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("run", *PROMPT, "n=0"), "n=0", "1 to 64")
+
+
+def test_run_without_a_prompt(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("run", "tiny-shakespeare"), "--prompt")
+
+
+@pytest.mark.parametrize("flag", ["--block-size", "--num-gpu-blocks-override", "--max-num-seqs", "--max-model-len"])
+def test_sizes_of_nothing(kvscope: Kvscope, flag: str) -> None:
+    assert_refused(kvscope("run", *PROMPT, flag, "0"), flag, "at least 1")
+
+
+def test_attach_where_nothing_runs(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("attach"), "no engine", "kvscope serve")
+
+
+def test_attach_to_a_name_nobody_has(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("attach", "nobody"), "nobody")
+
+
+def test_list_where_nothing_runs(kvscope: Kvscope) -> None:
+    done = kvscope("list")
+    assert (done.code, done.errors) == (0, "")
+    assert "no engine" in done.output
+
+
+def test_attach_and_replay_without_a_terminal(kvscope: Kvscope, recording: Path) -> None:
+    assert_refused(kvscope("attach", "tcp://127.0.0.1:9"), "terminal", "kvscope run")
+    assert_refused(kvscope("replay", str(recording)), "terminal")
+
+
+def test_recording_that_is_not_there(kvscope: Kvscope, tmp_path: Path) -> None:
+    assert_refused(kvscope("replay", str(tmp_path / "no.mcap")), "no.mcap")
+
+
+def test_recording_that_is_something_else(kvscope: Kvscope, tmp_path: Path) -> None:
+    other = tmp_path / "other.mcap"
+    other.write_bytes(b"\x89MCAP0\r\n" + b"nonsense" * 100)
+    assert_refused(kvscope("replay", str(other)), "other.mcap")
+
+
+def test_hostile_words_reach_the_terminal_printable(kvscope: Kvscope) -> None:
+    done = kvscope("attach", "\x1b[31mred\x07\u202e")
+    assert_refused(done)
+    assert done.errors.rstrip("\n").isprintable()
+
+
+def test_dead_endpoint_in_a_terminal_takes_three_seconds_at_most(kvscope: Kvscope) -> None:
+    kvscope("--version")  # the modules are on the disk's cache from here on
+    started = time.monotonic()
+    session = kvscope.in_terminal("attach", "tcp://127.0.0.1:9")
+    assert session.wait() == 2
+    assert time.monotonic() - started < 6.0  # 2 s of waiting; the rest is a busy machine starting Python
+    session.wait_for("kvscope: no engine answers at tcp://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("command", ["attach", "replay", "demo"])
+def test_terminal_too_small(kvscope: Kvscope, recording: Path, command: str) -> None:
+    arguments = {"attach": ["tcp://127.0.0.1:9"], "replay": [str(recording)], "demo": []}[command]
+    session = kvscope.in_terminal(command, *arguments, columns=50, rows=10)
+    assert session.wait() == 2
+    session.wait_for("60x20")
+    session.wait_for("50x10")
+
+
+def test_dumb_terminal(kvscope: Kvscope, recording: Path) -> None:
+    session = kvscope.in_terminal("replay", str(recording), TERM="dumb")
+    assert session.wait() == 2
+    session.wait_for("TERM=dumb")
+
+
+def test_without_the_engines_packages(tmp_path: Path, kvscope: Kvscope) -> None:
+    """A base install: what needs torch says how to get it, the rest works."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules.update(torch=None, transformers=None)")
+    env = {"PYTHONPATH": str(tmp_path)}
+    for arguments in (("run", *PROMPT), ("serve",), ("demo",)):
+        assert_refused(kvscope(*arguments, **env), "pip install 'kvscope[engine]'")
+    assert kvscope("--help", **env).code == 0
+    assert_refused(kvscope("attach", **env), "no engine")
+
+
+def test_closed_pipe_is_quiet(kvscope: Kvscope) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run([*COMMAND, "--help"], stdout=closed, stderr=subprocess.PIPE, env=kvscope.env, check=False)
+    assert done.returncode == 141
+    assert done.stderr == b""
+
+
+# --- with an engine ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recorded run of four tokens."""
+    folder = tmp_path_factory.mktemp("recording")
+    done = Kvscope(folder)("run", *PROMPT, "max_tokens=4", "temperature=0", "--record", str(folder / "run.mcap"))
+    assert done.code == 0, done.errors
+    return folder / "run.mcap"
+
+
+def test_run_prints_the_json_contract(kvscope: Kvscope) -> None:
+    words = ("n=2", "max_tokens=6", "temperature=0", "ignore_eos=true", "--json", "--block-size", "4")
+    done = kvscope("run", *PROMPT, "--prompt", "To be", *words)
+    assert (done.code, done.errors) == (0, "")
+    report = json.loads(done.output)
+    assert set(report) == {"requests", "memory", "audit"}
+    assert [set(request) for request in report["requests"]] == [{"id", "prompt", "prompt_token_ids", "sequences"}] * 2
+    assert report["requests"][1]["prompt"] == "To be"
+    for request in report["requests"]:
+        assert [sequence["index"] for sequence in request["sequences"]] == [0, 1]
+        for sequence in request["sequences"]:
+            assert set(sequence) == {"index", "token_ids", "text", "finish_reason"}
+            assert (len(sequence["token_ids"]), sequence["finish_reason"]) == (6, "length")
+    memory = report["memory"]
+    assert set(memory) == {"num_blocks", "block_size", "free", "held", "cached", "copies", "preemptions"}
+    assert (memory["block_size"], memory["held"], memory["free"]) == (4, 0, memory["num_blocks"])
+    assert memory["copies"] >= 1
+    assert report["audit"] == {"ok": True, "findings": []}
+
+
+def test_unknown_model(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("run", "no-such-model", *PROMPT), "no-such-model", "HF_HUB_OFFLINE")
+
+
+def test_model_without_a_tokenizer(kvscope: Kvscope, tmp_path: Path) -> None:
+    import kvscope.engine
+
+    source = Path(kvscope.engine.__file__).parent / "models" / "tiny-shakespeare"
+    model = tmp_path / "model"
+    shutil.copytree(source, model)
+    for path in model.glob("tokenizer*"):
+        path.unlink()
+    assert_refused(kvscope("run", str(model), *PROMPT), "tokenizer")
+
+
+def test_directory_that_is_no_model(kvscope: Kvscope, tmp_path: Path) -> None:
+    assert_refused(kvscope("run", str(tmp_path), *PROMPT), "config.json")
+
+
+def test_block_size_the_triton_kernels_cannot_have(kvscope: Kvscope) -> None:
+    done = kvscope("run", *PROMPT, "--block-size", "3", "--attention-backend", "triton")
+    assert_refused(done, "power of two", "3")
+
+
+def test_prompt_that_is_too_long(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("run", "--prompt", "thou " * 2000), "512")
+
+
+def test_prompt_that_never_fits_the_pool(kvscope: Kvscope) -> None:
+    done = kvscope("run", *PROMPT, "--block-size", "4", "--num-gpu-blocks-override", "2")
+    assert_refused(done, "2")
+
+
+def test_recording_is_not_overwritten(kvscope: Kvscope, recording: Path) -> None:
+    before = recording.read_bytes()
+    assert_refused(kvscope("run", *PROMPT, "--record", str(recording)), "run.mcap", "--force")
+    assert recording.read_bytes() == before
+
+
+def test_port_in_use(kvscope: Kvscope) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert_refused(kvscope("serve", "--listen", f"tcp://127.0.0.1:{port}"), str(port), "in use")
+
+
+def test_address_others_can_reach(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("serve", "--listen", "tcp://0.0.0.0:5555"), "0.0.0.0", "keys")
+
+
+def test_serve_attach_and_leave(kvscope: Kvscope) -> None:
+    server = kvscope.start("serve", "--name", "test-engine", "--block-size", "4")
+    assert server.stdout is not None
+    assert server.stdin is not None
+    try:
+        assert server.stdout.readline() == "kvscope: engine test-engine ready\n"
+        assert "test-engine" in kvscope("list").output
+        assert_refused(kvscope("serve", "--name", "test-engine"), "test-engine", "already running")
+        session = kvscope.in_terminal("attach", "--read-only")
+        session.wait_for("LIVE")
+        session.process.send_signal(signal.SIGTERM)
+        assert session.wait() == 128 + signal.SIGTERM
+        assert "\x1b[?1049l" in session.text  # the alternate screen was left
+        assert session.settings() == session.settings_before
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+        _, errors = server.communicate()
+        assert errors == ""
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_interrupted_run_is_130(kvscope: Kvscope) -> None:
+    process = kvscope.start("run", *PROMPT, "n=8", "max_tokens=400", "ignore_eos=true")
+    time.sleep(1.0)  # anywhere: while loading, or in a step
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (130, "", "")
+
+
+def test_replay_in_a_terminal(kvscope: Kvscope, recording: Path) -> None:
+    session = kvscope.in_terminal("replay", str(recording))
+    session.wait_for("run.mcap")
+    session.type("q")
+    assert session.wait() == 0
+    assert session.settings() == session.settings_before
+
+
+# --- the demonstration -------------------------------------------------------------------------------------------
+
+
+def engines_of(parent: int) -> list[int]:
+    """Processes that were started by `parent`."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_demo_without_a_terminal(kvscope: Kvscope, tmp_path: Path) -> None:
+    done = kvscope("demo", "--record", str(tmp_path / "demo.mcap"))
+    assert done.code == 0, done.errors
+    assert re.search(r"^requests +2 finished, 3 sequences$", done.output, re.MULTILINE)
+    assert re.search(r"^blocks +96 of 4 slots: 96 free, 0 held, 0 cached$", done.output, re.MULTILINE)
+    assert re.search(r"^copies +[1-9]\d* on write", done.output, re.MULTILINE)
+    assert re.search(r"^audit +ok$", done.output, re.MULTILINE)
+    assert (tmp_path / "demo.mcap").stat().st_size > 1000
+
+
+def test_demo_shows_why_its_engine_failed(kvscope: Kvscope, recording: Path) -> None:
+    done = kvscope("demo", "--record", str(recording))
+    assert done.code == 2
+    assert done.errors.splitlines()[-1].startswith("kvscope: ")
+    assert "run.mcap" in done.errors
+    assert "Traceback" not in done.errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_demo_leaves_no_engine_behind(kvscope: Kvscope, end: signal.Signals) -> None:
+    session = kvscope.in_terminal("demo")
+    session.wait_for("LIVE")
+    (engine,) = engines_of(session.process.pid)
+    session.process.send_signal(end)
+    code = session.wait()
+    wait_until(lambda: is_gone(engine), 30)
+    if end is signal.SIGKILL:
+        return  # nobody could restore the terminal
+    assert code == 128 + end
+    assert "\x1b[?1049l" in session.text
+    assert session.settings() == session.settings_before
+
+
+def test_demo_interrupted_while_loading(kvscope: Kvscope) -> None:
+    session = kvscope.in_terminal("demo")
+    session.wait_for("loading")
+    wait_until(lambda: len(engines_of(session.process.pid)) == 1)
+    (engine,) = engines_of(session.process.pid)
+    session.process.send_signal(signal.SIGINT)
+    assert session.wait() == 130
+    wait_until(lambda: is_gone(engine), 30)
+    assert "Traceback" not in session.text

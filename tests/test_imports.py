@@ -1,0 +1,58 @@
+"""What an import drags in, looked at in a fresh interpreter."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
+_PROBE = """
+import importlib, json, pkgutil, sys
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", []), name + "."):
+        importlib.import_module(found.name)
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def modules_after_importing(*names: str) -> set[str]:
+    """Every module loaded once these, and the modules directly inside them, have been imported."""
+    result = subprocess.run([sys.executable, "-c", _PROBE, *names], capture_output=True, text=True, check=True)
+    return set(json.loads(result.stdout))
+
+
+@pytest.mark.parametrize(
+    "name", ["kvscope.events", "kvscope.transport", "kvscope.transport.recording", "kvscope.dashboard"]
+)
+def test_the_viewer_loads_no_tensors(name: str) -> None:
+    assert modules_after_importing(name).isdisjoint(HEAVY)
+
+
+def test_events_load_no_sockets_and_no_screen() -> None:
+    assert modules_after_importing("kvscope.events").isdisjoint({*HEAVY, "zmq", "textual", "mcap"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kvscope.engine.config",
+        "kvscope.engine.block_pool",
+        "kvscope.engine.block_tables",
+        "kvscope.engine.scheduler",
+    ],
+)
+def test_the_engines_bookkeeping_is_plain_python(name: str) -> None:
+    assert modules_after_importing(name).isdisjoint({"torch", "triton", "transformers"})
+
+
+def test_the_command_line_starts_without_screen_sockets_or_tensors() -> None:
+    assert modules_after_importing("kvscope.dashboard.cli").isdisjoint({*HEAVY, "textual", "zmq", "mcap"})
+
+
+def test_kernels_load_nothing_of_the_rest() -> None:
+    loaded = modules_after_importing("kvscope.kernels.batch", "kvscope.kernels.reference")
+    others = [name for name in loaded if name.startswith("kvscope.") and not name.startswith("kvscope.kernels")]
+    assert others == []
+    assert loaded.isdisjoint({"transformers", "zmq", "textual"})
