@@ -67,6 +67,7 @@ def serve(
     record: Path | None,
     force: bool,
     start_paused: bool,
+    max_steps_per_second: float | None = None,
 ) -> int:
     """Serve one engine until SIGINT or SIGTERM.
 
@@ -86,7 +87,7 @@ def serve(
         engine = build_engine(config, publisher, name=label)
         if start_paused:
             engine.pause()
-        service = EngineService(engine)
+        service = EngineService(engine, max_steps_per_second=max_steps_per_second)
         stack.enter_context(contextlib.closing(ControlServer(endpoints.control, publisher, service)))
         with _stop_on_signal(service):
             _announce(engine, endpoints, record)

@@ -8,6 +8,7 @@ import logging
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable
 
 from kvscope.engine.engine import Engine, RequestRefusedError
@@ -24,8 +25,11 @@ IDLE_WAIT_S = 0.2
 class EngineService:
     """Implements the control server's handler. Commands take effect between steps, in the order they came."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, max_steps_per_second: float | None = None) -> None:
+        """`max_steps_per_second` slows a fast engine down to what an eye can follow."""
         self._engine = engine
+        self._step_interval_s = 1 / max_steps_per_second if max_steps_per_second is not None else 0.0
+        self._next_step_at = 0.0  # monotonic seconds
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
         self._steps_allowed = 0
@@ -103,9 +107,10 @@ class EngineService:
         """Step while there is work; return once stopped. The last batch says goodbye."""
         try:
             while not self._stopping.is_set():
-                self._run_commands(wait=not self._may_step())
-                if self._may_step() and not self._stopping.is_set():
+                self._run_commands(self._seconds_to_next_step())
+                if self._seconds_to_next_step() == 0 and not self._stopping.is_set():
                     self._steps_allowed = max(self._steps_allowed - 1, 0)
+                    self._next_step_at = time.monotonic() + self._step_interval_s
                     self._engine.step()
         except BaseException as error:
             self._stop_reason = f"{type(error).__name__}: {error}"
@@ -119,9 +124,17 @@ class EngineService:
             return False
         return self._engine.status == "running" or self._steps_allowed > 0
 
-    def _run_commands(self, *, wait: bool) -> None:
+    def _seconds_to_next_step(self) -> float:
+        """0: now; else how long to wait for commands first."""
+        if not self._may_step():
+            return IDLE_WAIT_S
+        wait_s = self._next_step_at - time.monotonic()
+        return wait_s if wait_s > 0 and self._engine.status == "running" else 0
+
+    def _run_commands(self, wait_s: float) -> None:
+        """Run what is in the queue; if it is empty, wait that long for a first command."""
         try:
-            command = self._commands.get(timeout=IDLE_WAIT_S) if wait else self._commands.get_nowait()
+            command = self._commands.get(timeout=wait_s) if wait_s > 0 else self._commands.get_nowait()
             while True:
                 command()
                 command = self._commands.get_nowait()

@@ -1,0 +1,132 @@
+"""Engine control from outside: submit, cancel, pause, resume, step N. Waits on conditions, never on durations."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvscope.engine.service import EngineService
+from kvscope.events import types as ev
+from kvscope.events.types import SamplingParams
+from kvscope.transport.requests import ControlRefused
+
+PATIENCE_S = 20.0
+LONG = SamplingParams(max_tokens=30, ignore_eos=True)
+
+
+class Served:
+    """A service running in its own thread."""
+
+    def __init__(self, fixture: Any, **options: Any) -> None:
+        self.fixture, self.engine = fixture, fixture.engine
+        self.service = EngineService(self.engine, **options)
+        self.thread = threading.Thread(target=self.service.run)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.service.stop("test ended")
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+    def events(self, kind: type[ev.Event]) -> list[Any]:
+        return [event for batch in list(self.fixture.sink.batches) for event in batch.events if isinstance(event, kind)]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def served(fake_engine: Any) -> Iterator[Served]:
+    served = Served(fake_engine(num_blocks=32))
+    yield served
+    served.stop()
+    served.fixture.check()
+
+
+def test_a_prompt_runs_to_its_end(served: Served) -> None:
+    assert served.service.submit("1 2 3", LONG, None) == "r1"
+    assert served.service.submit("1 2 3", LONG, None) == "r2"
+    wait_until(lambda: len(served.events(ev.RequestFinished)) == 2)
+    assert served.engine.requests["r1"].sequences[0].finish_reason == "length"
+
+
+def test_a_refusal_is_answered_and_seen_by_all(served: Served) -> None:
+    with pytest.raises(ControlRefused, match="the prompt is empty"):
+        served.service.submit("", LONG, None)
+    wait_until(lambda: served.events(ev.RequestRefused))
+    with pytest.raises(ControlRefused, match="request id"):
+        served.service.submit("1", LONG, "a/../b")
+
+
+def test_paused_means_no_step_and_step_runs_exactly_as_many(served: Served) -> None:
+    served.service.pause()
+    wait_until(lambda: served.engine.status == "paused")
+    served.service.submit("1 2 3", LONG, "r1")
+    wait_until(lambda: "r1" in served.engine.requests)
+    assert served.engine.step_number == 0
+    for expected in (1, 2, 7):
+        served.service.step(expected - served.engine.step_number)
+        wait_until(lambda expected=expected: len(served.events(ev.StepCompleted)) == expected)
+        time.sleep(0.01)  # a step too many would come at once
+        assert served.engine.step_number == expected
+    served.service.resume()
+    wait_until(lambda: served.events(ev.RequestFinished))
+
+
+def test_step_right_after_pause_is_in_order(served: Served) -> None:
+    served.service.submit("1 2 3", LONG, "r1")
+    served.service.pause()
+    served.service.step(1)
+    wait_until(lambda: served.engine.status == "paused")
+
+
+def test_stepping_a_running_engine_is_refused(served: Served) -> None:
+    with pytest.raises(ControlRefused, match="pause it first"):
+        served.service.step(1)
+    served.service.pause()
+    with pytest.raises(ControlRefused, match="1 to"):
+        served.service.step(0)
+
+
+def test_cancel_gives_every_block_back(served: Served) -> None:
+    served.service.pause()
+    served.service.submit("1 2 3 4 5 6", SamplingParams(n=3, max_tokens=20, ignore_eos=True), "r1")
+    served.service.step(4)
+    wait_until(lambda: len(served.events(ev.StepCompleted)) == 4)
+    assert served.engine.scheduler.pool.num_free_blocks < 32
+    served.service.cancel("r1")
+    wait_until(lambda: served.events(ev.RequestFinished))
+    assert served.engine.scheduler.pool.num_free_blocks == 32
+    with pytest.raises(ControlRefused, match="no request"):
+        served.service.cancel("r9")
+
+
+def test_a_failing_step_is_said_in_the_last_batch(fake_engine: Any) -> None:
+    fixture = fake_engine()
+    service = EngineService(fixture.engine)
+    service.submit("1 2 3", LONG.__class__(max_tokens=4), "r1")
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("the device is gone")
+
+    fixture.engine._runner.run = fail
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        service.run()
+    (stopped,) = [event for event in fixture.sink.batches[-1].events if isinstance(event, ev.EngineStopped)]
+    assert stopped.reason == "RuntimeError: the device is gone"
+
+
+def test_a_paced_engine_keeps_its_distance(fake_engine: Any) -> None:
+    served = Served(fake_engine(num_blocks=32), max_steps_per_second=50)
+    served.service.submit("1 2 3", SamplingParams(max_tokens=6, ignore_eos=True), "r1")
+    wait_until(lambda: served.events(ev.RequestFinished))
+    served.stop()
+    times = [batch.time_ns for batch in served.fixture.sink.batches if batch.phase == "plan"]
+    assert all(later - earlier >= 0.019e9 for earlier, later in itertools.pairwise(times))
