@@ -24,19 +24,27 @@ SCRIPTED_PROMPTS = (
     "O Romeo, Romeo, wherefore art thou n=2 max_tokens=64 temperature=0.8 seed=1",
     "KING RICHARD: Now is the winter max_tokens=96 temperature=0.8 seed=2",
 )
+WATCHABLE_STEPS_PER_SECOND = 10.0
 STALL_TIMEOUT_S = 60.0
 SYNC_TIMEOUT_S = 10.0
 POLL_S = 0.05
 
 
-def demo(*, name: str | None, record: Path | None, force: bool, ascii_only: bool) -> int:
+def demo(
+    *, name: str | None, record: Path | None, force: bool, max_steps_per_second: float | None, ascii_only: bool
+) -> int:
     """Run the demonstration; the engine is stopped on every way out. The exit code."""
     on_screen = has_terminal()
     if on_screen:
         require_screen("demo")
-    recording = ["--record", str(record.absolute()), *(["--force"] if force else [])] if record is not None else []
-    name = name or f"demo-{os.getpid()}"
-    with exiting_on_signals(), EngineProcess(name, [*SERVE_ARGUMENTS, *recording]) as engine:
+    if max_steps_per_second is None and on_screen:
+        max_steps_per_second = WATCHABLE_STEPS_PER_SECOND
+    arguments = [*SERVE_ARGUMENTS]
+    if max_steps_per_second is not None:
+        arguments += ["--max-steps-per-second", str(max_steps_per_second)]
+    if record is not None:
+        arguments += ["--record", str(record), *(["--force"] if force else [])]
+    with exiting_on_signals(), EngineProcess(name or f"demo-{os.getpid()}", arguments) as engine:
         if on_screen:
             importlib.import_module("kvscope.dashboard.app")  # loads while the engine does
         _wait_until_ready(engine)

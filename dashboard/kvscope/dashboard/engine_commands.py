@@ -85,6 +85,7 @@ def serve(
     record: flags.Record = None,
     force: flags.Force = False,
     start_paused: Annotated[bool, typer.Option("--start-paused", help="Run no step until told to.")] = False,
+    max_steps_per_second: flags.MaxStepsPerSecond = None,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
     block_size: flags.BlockSize = DEFAULTS.block_size,
     num_gpu_blocks_override: flags.NumGpuBlocksOverride = DEFAULTS.num_gpu_blocks_override,
@@ -124,23 +125,35 @@ def serve(
             _stop_when_stdin_closes()
         from kvscope.engine import commands
 
-        return commands.serve(config, name=name, listen=listen, record=record, force=force, start_paused=start_paused)
+        return commands.serve(
+            config,
+            name=name,
+            listen=listen,
+            record=record,
+            force=force,
+            start_paused=start_paused,
+            max_steps_per_second=max_steps_per_second,
+        )
 
 
 def demo(
     record: flags.Record = None,
     force: flags.Force = False,
     name: Annotated[str | None, typer.Option(help="The engine's name; demo-PID unless set.", metavar="NAME")] = None,
+    max_steps_per_second: flags.MaxStepsPerSecond = None,
     ascii_only: flags.Ascii = False,
 ) -> int:
     """Start an engine on the embedded model, open the dashboard on it, and send two prompts.
 
-    Without a terminal it does the same work headless and prints a summary.
+    The engine takes its time, 10 steps a second unless told otherwise. Without a terminal the same work is done
+    headless, at full speed, and a summary printed.
     """
     _require_engine("demo")
     from kvscope.dashboard import demo as demonstration
 
-    return demonstration.demo(name=name, record=record, force=force, ascii_only=ascii_only)
+    return demonstration.demo(
+        name=name, record=record, force=force, max_steps_per_second=max_steps_per_second, ascii_only=ascii_only
+    )
 
 
 def _split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:

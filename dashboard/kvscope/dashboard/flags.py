@@ -32,3 +32,7 @@ Seed = Annotated[int, typer.Option(help="Default seed of the sampling.", metavar
 Record = Annotated[Path | None, typer.Option(help="Keep every event in FILE, for `kvscope replay`.", metavar="FILE")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the recording if it exists.")]
 Ascii = Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")]
+MaxStepsPerSecond = Annotated[
+    float | None,
+    typer.Option(min=0.1, max=1e6, help="Slow the engine down to what an eye can follow.", metavar="N"),
+]
