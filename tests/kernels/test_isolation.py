@@ -82,3 +82,21 @@ def test_attention_writes_nothing(make_case, name):
     attend(get_backend(name), case, 4, 2.0)
     for key, tensor in tensors.items():
         torch.testing.assert_close(tensor, before[key], rtol=0, atol=0, equal_nan=True, msg=key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_tokens_stay_untouched(make_case, monkeypatch, name):
+    """Nothing is stored for tokens past `query_start[-1]` (a captured graph has them), nor for rows that pad a tile."""
+    case = make_case([1, 4], [9, 6], block_size=4, num_kv_heads=1, group_size=3)
+    padded = torch.cat([case.query, case.query[:2]])
+
+    new_empty = torch.Tensor.new_empty
+
+    def new_nan(*arguments, **options):
+        made = new_empty(*arguments, **options)
+        return made.fill_(NAN) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_nan)
+    output = get_backend(name).attention(padded, case.key_cache, case.value_cache, case.batch, scale=case.scale)
+    assert output[:5].isfinite().all()
+    assert output[5:].isnan().all()
