@@ -164,8 +164,15 @@ def test_closed_pipe_is_quiet(kvscope: Kvscope) -> None:
     os.close(reader)
     with os.fdopen(writer, "wb") as closed:
         done = subprocess.run([*COMMAND, "--help"], stdout=closed, stderr=subprocess.PIPE, env=kvscope.env, check=False)
-    assert done.returncode == 141
+    assert done.returncode == 1
     assert done.stderr == b""
+
+
+def test_closed_output_is_quiet(kvscope: Kvscope) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{' '.join(COMMAND)} --help >&-"], stderr=subprocess.PIPE, env=kvscope.env, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # --- with an engine ----------------------------------------------------------------------------------------------
@@ -205,9 +212,9 @@ def test_unknown_model(kvscope: Kvscope) -> None:
 
 
 def test_model_without_a_tokenizer(kvscope: Kvscope, tmp_path: Path) -> None:
-    import kvscope.engine
+    from kvscope import engine
 
-    source = Path(kvscope.engine.__file__).parent / "models" / "tiny-shakespeare"
+    source = Path(str(engine.__file__)).parent / "models" / "tiny-shakespeare"
     model = tmp_path / "model"
     shutil.copytree(source, model)
     for path in model.glob("tokenizer*"):

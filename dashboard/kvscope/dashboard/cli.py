@@ -105,7 +105,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         _discard_stdout()
-        return ExitCode.BROKEN_PIPE
+        return ExitCode.FAILURE  # quietly, as typer does where it writes itself
     except Exception as error:
         if not _is_users(error):
             raise
@@ -141,6 +141,8 @@ def _discard_stdout() -> None:
 
 def main() -> None:
     """Entry point of the `kvscope` command. Python's warnings are for developers (python -W), not for users."""
+    if sys.stdout is None:  # started with its output closed
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the life of the process
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     sys.exit(run_command_line(sys.argv[1:]))

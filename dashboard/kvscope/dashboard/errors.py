@@ -6,13 +6,12 @@ from kvscope.events.text import make_printable
 
 
 class ExitCode(IntEnum):
-    """2 is the user's to fix; 130 and 141 are what a shell shows for SIGINT and SIGPIPE."""
+    """2 is the user's to fix; 130 is what a shell shows for SIGINT."""
 
     OK = 0
     FAILURE = 1
     USAGE = 2
     INTERRUPTED = 130
-    BROKEN_PIPE = 141
 
 
 class CommandError(Exception):
