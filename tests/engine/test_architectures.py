@@ -6,12 +6,14 @@ The models are tiny and random; prompts are longer than every sliding window.
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
 
 from kvscope.engine.config import EMBEDDED_MODEL, ConfigError, EngineConfig
-from kvscope.engine.model_loader import load_model, resolve_model
+from kvscope.engine.model_hub import resolve_model
+from kvscope.engine.model_loader import load_model
 from kvscope.events.types import SamplingParams
 from kvscope.kernels.backend import get_backend
 
@@ -138,13 +140,21 @@ def test_a_wrong_answer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("model", "message"),
     [
         ("./no-such-directory", "no model directory at ./no-such-directory"),
-        ("nobody/no-such-model", "cannot get 'nobody/no-such-model'.*HF_HUB_OFFLINE"),
-        ("no-such-name", "cannot get 'no-such-name'.*HF_HUB_OFFLINE"),
+        ("nobody/no-such-model", "'nobody/no-such-model' is neither .* and HF_HUB_OFFLINE is set; unset it"),
+        ("no-such-name", "'no-such-name' is neither .* and HF_HUB_OFFLINE is set; unset it"),
+        ("no such name!", "nor a hub id"),
     ],
 )
 def test_an_unknown_model_names_the_fix(model: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_model(EngineConfig(model=model), get_backend("torch"))
+
+
+def test_a_hub_out_of_reach_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="the model hub does not answer; check the network and HF_ENDPOINT"):
+        load_model(EngineConfig(model="nobody/no-such-model"), get_backend("torch"))
 
 
 def test_a_directory_without_config_or_tokenizer(tmp_path: Path) -> None:

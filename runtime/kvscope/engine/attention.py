@@ -19,7 +19,16 @@ PROBE_ATTENTION = "kvscope_probe"
 
 # Keyword arguments that carry no meaning for a packed causal batch without dropout.
 _HARMLESS = frozenset(
-    {"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "is_causal", "return_dict"}
+    {
+        "dropout",
+        "position_ids",
+        "use_cache",
+        "output_router_logits",
+        "output_attentions",
+        "output_hidden_states",
+        "is_causal",
+        "return_dict",
+    }
 )
 
 

@@ -7,11 +7,8 @@ then reproduce the model's own logits, or the model is refused.
 
 import os
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -19,7 +16,8 @@ from transformers.utils import logging as transformers_logging
 from kvscope.engine import attention
 from kvscope.engine.attention import LayerGeometry, Probe
 from kvscope.engine.block_tables import Extent
-from kvscope.engine.config import EMBEDDED_MODEL, ConfigError, EngineConfig
+from kvscope.engine.config import ConfigError, EngineConfig
+from kvscope.engine.model_hub import explain_failure, resolve_model
 from kvscope.engine.model_runner import ModelRunner
 from kvscope.engine.request import Sequence
 from kvscope.kernels.backend import AttentionBackend
@@ -69,23 +67,6 @@ def load_model(config: EngineConfig, backend: AttentionBackend) -> LoadedModel:
         vocab_size=int(text_config.vocab_size),
         eos_token_ids=_eos_token_ids(model, tokenizer),
     )
-
-
-def resolve_model(name: str) -> str:
-    """A directory that holds the model, or the hub id to ask for."""
-    if name == EMBEDDED_MODEL:
-        return str(files("kvscope.engine") / "models" / EMBEDDED_MODEL)
-    cached = platformdirs.user_cache_path("kvscope") / "models" / name
-    if "/" not in name and (cached / "config.json").is_file():
-        return str(cached)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"{name} holds no config.json; give the directory of a Hugging Face model")
-        return str(path)
-    if path.is_absolute() or name.startswith((".", "~")) or path.exists():
-        raise ConfigError(f"no model directory at {name}")
-    return name
 
 
 def choose_device(config: EngineConfig) -> torch.device:
@@ -155,7 +136,7 @@ def _load_tokenizer(source: str, name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # transformers raises whatever its parsers do
-        raise ConfigError(_explain(error, source, name, "tokenizer")) from None
+        raise ConfigError(explain_failure(error, source, name, "tokenizer")) from None
 
 
 def _load_weights(source: str, config: EngineConfig, device: torch.device) -> Any:
@@ -165,7 +146,7 @@ def _load_weights(source: str, config: EngineConfig, device: torch.device) -> An
     except ConfigError:
         raise
     except Exception as error:  # as above
-        raise ConfigError(_explain(error, source, config.model, "model")) from None
+        raise ConfigError(explain_failure(error, source, config.model, "model")) from None
     _choose_num_threads(model)
     return model.to(device).eval()
 
@@ -201,18 +182,3 @@ def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def _architecture(model: Any) -> str:
     return type(model).__name__
-
-
-def _explain(error: Exception, source: str, name: str, what: str) -> str:
-    """One line that names the fix."""
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    if Path(source).is_dir():
-        if what == "tokenizer":
-            return (
-                f"{name} has no usable tokenizer (tokenizer.json or tokenizer.model beside config.json): {first_line}"
-            )
-        return f"cannot load the model in {name}: {first_line}"
-    return (
-        f"cannot get {name!r}: no such directory here, and the model hub did not serve it; "
-        "check the id, HF_ENDPOINT, HF_TOKEN and the network, or unset HF_HUB_OFFLINE, or give a local directory"
-    )
