@@ -18,11 +18,32 @@ from kvscope.events.types import Batch, EngineInfo, SamplingParams
 from kvscope.transport.source import ListSource, Reply, Status
 
 EPOCH = b"story-epoch-0001"
-WORDS = (
-    " the king was a good lord and he said to her, come away now.\n my night sleep love death time 生 🌙 thou".split(
-        " "
-    )
-)
+WORDS = [
+    "",
+    "the",
+    "king",
+    "was",
+    "a",
+    "good",
+    "lord",
+    "and",
+    "he",
+    "said",
+    "to",
+    "her,",
+    "come",
+    "away",
+    "now.\n",
+    "my",
+    "night",
+    "sleep",
+    "love",
+    "death",
+    "time",
+    "生",
+    "🌙",
+    "thou",
+]
 
 
 def engine_info(num_blocks: int, block_size: int, *, model: str = "tiny-shakespeare") -> EngineInfo:

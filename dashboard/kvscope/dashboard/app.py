@@ -6,14 +6,17 @@ from typing import ClassVar
 
 import msgspec
 from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.events import Resize
 from textual.message import Message
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Footer
 
 from kvscope.dashboard.block_grid import BlockGrid
+from kvscope.dashboard.cards import build_captions
 from kvscope.dashboard.frames import Frame, RateMeter, build_frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE, Glyphs
 from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
@@ -51,7 +54,7 @@ class DashboardApp(App[None]):
 
     CSS_PATH = "dashboard.tcss"
     TITLE = "kvscope"
-    BINDINGS: ClassVar = app_bindings()
+    BINDINGS: ClassVar[list[BindingType]] = [*app_bindings()]
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(
@@ -96,7 +99,7 @@ class DashboardApp(App[None]):
                     yield TablePane(glyphs, id="table")
             yield EventsPane(glyphs, id="events")
             yield PromptBar(self._defaults, read_only=self._source.control is None)
-            yield Footer(compact=True, show_command_palette=False)
+            yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._source.start()
@@ -129,8 +132,8 @@ class DashboardApp(App[None]):
             base.set_class(candidate is arrangement, candidate.value)
         base.set_class(height >= TALL_HEIGHT, "-tall")
         base.set_class(self._glyphs.ascii_borders, "-ascii")
-        if arrangement is Arrangement.SMALL:
-            base.query_one("#small", StripWidget).show(draw_too_small(width, height))
+        message = draw_too_small(width, height) if arrangement is Arrangement.SMALL else []
+        base.query_one("#small", StripWidget).show(message)
         self._show_front()
         self.call_after_refresh(self._draw)
 
@@ -138,7 +141,8 @@ class DashboardApp(App[None]):
         frame, base = self._frame, self.screen_stack[0]
         self._draw_top()
         shown = shown_sequence(frame, self._selected)
-        base.query_one(BlockGrid).show(frame.pool, light_of(frame, self._selected, self._cursor))
+        light = light_of(frame, self._selected, self._cursor)
+        base.query_one(BlockGrid).show(frame.pool, light, build_captions(frame))
         base.query_one(BlockPane).show(frame, self._cursor)
         base.query_one(RequestsPane).show(frame, self._selected)
         base.query_one(TablePane).show(frame, shown)
@@ -269,10 +273,9 @@ class DashboardApp(App[None]):
         if not reply.ok:
             self.tell(f"{what}: {reply.error or 'refused without a reason'}", severity="error")
 
-    def tell(self, message: str, *, severity: str = "information") -> None:
+    def tell(self, message: str, *, severity: SeverityLevel = "information") -> None:
         """A notification; the text is never read as markup."""
-        level = "error" if severity == "error" else "warning" if severity == "warning" else "information"
-        self.notify(make_printable(message), severity=level, markup=False)
+        self.notify(make_printable(message), severity=severity, markup=False)
 
     # --- the recording --------------------------------------------------------------------------------------------
 

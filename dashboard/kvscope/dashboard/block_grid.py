@@ -4,16 +4,18 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding
+from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 
+from kvscope.dashboard.cards import Captions, draw_card_row, draw_holders_row
 from kvscope.dashboard.frames import EMPTY_POOL, PoolFrame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid import NO_LIGHT, GridLayout, Light, Zoom, draw_row, lay_out, legend
 from kvscope.dashboard.pane import StripPane
 from kvscope.dashboard.strips import make_strip
 
-_RowKey = tuple[tuple[int, ...], tuple[int, ...], bytes, bool]
+_RowKey = tuple[tuple[int, ...], tuple[int, ...], bytes, tuple[int, ...], int | None]
 
 
 class BlockGrid(StripPane):
@@ -44,38 +46,83 @@ class BlockGrid(StripPane):
         self._glyphs = glyphs
         self._pool: PoolFrame = EMPTY_POOL
         self._light: Light = NO_LIGHT
+        self._captions: Captions = {}
         self._zoom: Zoom | None = None
-        self._cache: list[tuple[_RowKey, Strip]] = []
+        self._cache: dict[int, tuple[_RowKey, Strip]] = {}
         self._cached_for: tuple[object, ...] = ()
+        self._fresh: dict[int, tuple[int, ...]] = {}  # by row
+        self._painted: dict[int, Strip] = {}
+        self._cards: dict[int, list[Strip]] = {}  # rows of more than one line, for this frame only
         self.layout_now: GridLayout = lay_out(EMPTY_POOL, 1, 1)
 
-    def show(self, pool: PoolFrame, light: Light) -> None:
-        self._pool, self._light = pool, light
+    def show(self, pool: PoolFrame, light: Light, captions: Captions) -> None:
+        self._pool, self._light, self._captions = pool, light, captions
         self.redraw()
 
-    def draw(self, width: int) -> list[Strip]:
-        pool, light = self._pool, self._light
-        # One row less than there is, so that the legend's line never costs a scrollbar.
-        layout = lay_out(pool, width, self.content_height - 1, self._zoom)
-        common = (layout, pool.block_size, tuple(light.logical), light.dim_others, width)
-        if common != self._cached_for:
-            self._cache, self._cached_for = [], common
-        self.layout_now = layout
-        strips = [self._row(row, width) for row in range(layout.rows)]
+    def redraw(self) -> None:
+        """Lay out, then paint the visible lines that differ from what is on the screen."""
+        width, height = self.content_width, self.content_height
+        if width <= 0 or height <= 0 or not self.display:
+            return
+        # One line less than there is: the legend has the last one.
+        self.layout_now = lay_out(self._pool, width, height - 1, self._zoom)
         self.border_subtitle = self._subtitle()
-        return [*strips, make_strip(legend(layout, pool, self._glyphs), width)] if pool.num_blocks else strips
+        self._forget_stale_rows(width)
+        top, size = self.scroll_offset.y, Size(width, max(self.layout_now.height + 1, height))
+        painted = {y: self._line(y, width, size.height) for y in range(top, top + height)}
+        before, self._painted = self._painted, painted
+        if size != self.virtual_size:
+            self.virtual_size = size
+            self.refresh()
+            return
+        for y, strip in painted.items():
+            if before.get(y) != strip:
+                self.refresh_line(y)
+
+    def line_at(self, y: int) -> Strip:
+        return self._painted.get(y) or self._line(y, self.content_width, self.virtual_size.height)
+
+    def _line(self, y: int, width: int, height: int) -> Strip:
+        layout, pool = self.layout_now, self._pool
+        if y == height - 1 and pool.num_blocks:
+            return make_strip(legend(layout, self._glyphs), width)
+        row, part = divmod(y, layout.lines)
+        if row >= layout.rows:
+            return make_strip([], width)
+        if layout.lines > 1 and not self._cards.get(row):
+            self._cards[row] = self._tall_row(row, width)
+        return self._cards[row][part] if layout.lines > 1 else self._row(row, width)
+
+    def _tall_row(self, row: int, width: int) -> list[Strip]:
+        pool, layout, light, captions, glyphs = self._pool, self.layout_now, self._light, self._captions, self._glyphs
+        if layout.zoom is Zoom.CARDS:
+            return draw_card_row(pool, layout, row, light, captions=captions, glyphs=glyphs, width=width)
+        holders = draw_holders_row(pool, layout, row, light, captions=captions, glyphs=glyphs, width=width)
+        return [self._row(row, width), holders]
+
+    def _forget_stale_rows(self, width: int) -> None:
+        light, layout = self._light, self.layout_now
+        self._cards = {}
+        common = (layout, self._pool.block_size, tuple(light.logical.items()), light.dim_others, width)
+        if common != self._cached_for:
+            self._cache, self._cached_for = {}, common
+        by_row: dict[int, list[int]] = {}
+        for block_id in sorted(light.fresh):
+            by_row.setdefault(block_id // layout.blocks_per_row, []).append(block_id)
+        self._fresh = {row: tuple(block_ids) for row, block_ids in by_row.items()}
 
     def _row(self, row: int, width: int) -> Strip:
         pool, layout, cursor = self._pool, self.layout_now, self._light.cursor
         start = row * layout.blocks_per_row
         stop = start + layout.blocks_per_row
-        under_cursor = cursor is not None and start <= cursor < stop
-        key = (pool.refs[start:stop], pool.written[start:stop], pool.owners[start:stop], under_cursor)
-        if not under_cursor and row < len(self._cache) and self._cache[row][0] == key:
-            return self._cache[row][1]
-        strip = draw_row(pool, layout, row, self._light, self._glyphs, width)
-        self._cache[row : row + 1] = [(key, strip)]
-        return strip
+        here = cursor if cursor is not None and start <= cursor < stop else None
+        fresh = self._fresh.get(row, ())
+        key = (pool.refs[start:stop], pool.written[start:stop], pool.owners[start:stop], fresh, here)
+        cached = self._cache.get(row)
+        if cached is None or cached[0] != key:
+            strip = draw_row(pool, layout, row, self._light, glyphs=self._glyphs, width=width)
+            cached = self._cache[row] = (key, strip)
+        return cached[1]
 
     def _subtitle(self) -> str:
         layout = self.layout_now
@@ -87,7 +134,7 @@ class BlockGrid(StripPane):
         if step is None:
             self._zoom = None
         else:
-            self._zoom = Zoom(min(max(self.layout_now.zoom + step, Zoom.SLOTS), Zoom.GROUPS))
+            self._zoom = Zoom(min(max(self.layout_now.zoom + step, Zoom.CARDS), Zoom.GROUPS))
         self.redraw()
         self._scroll_to_cursor()
 
@@ -127,6 +174,6 @@ class BlockGrid(StripPane):
     def _scroll_to_cursor(self) -> None:
         if self._light.cursor is None:
             return
-        row, top, height = self.layout_now.row_of(self._light.cursor), self.scroll_offset.y, self.content_height
+        row, top, height = self.layout_now.line_of(self._light.cursor), self.scroll_offset.y, self.content_height
         if not top <= row < top + height:
             self.scroll_to(y=row if row < top else row - height + 1, animate=False)

@@ -24,6 +24,7 @@ class Glyphs:
     ellipsis: str
     newline: str
     separator: str
+    bar: str  # between the texts of two tokens
     tick: str
     cross: str
     warning: str
@@ -45,8 +46,8 @@ UNICODE = Glyphs(
     full="■",
     many="+",
     levels="·▁▂▃▄▅▆▇█",
-    bar_written="█",
-    bar_reserved="░",
+    bar_written="■",
+    bar_reserved="□",
     bar_free="·",
     dot="●",
     cursor="›",
@@ -54,6 +55,7 @@ UNICODE = Glyphs(
     ellipsis="…",
     newline="⏎",
     separator="·",
+    bar="│",
     tick="✓",
     cross="✗",
     warning="▲",
@@ -76,14 +78,15 @@ ASCII = Glyphs(
     many="+",
     levels=".:-=+*%@#",
     bar_written="#",
-    bar_reserved="=",
+    bar_reserved="_",
     bar_free=".",
     dot="*",
     cursor=">",
     arrow=">",
     ellipsis="~",
     newline="\\n",
-    separator="|",
+    separator="-",
+    bar="|",
     tick="v",
     cross="x",
     warning="!",

@@ -1,8 +1,9 @@
 """The block grid: how a pool is laid out in cells, and one row of it as a strip. Pure.
 
-Four zooms, from near to far:
+Five zooms, from near to far:
 
-    SLOTS    P12 ■■■□ 2     id, every slot, ref count
+    CARDS                   id, slots, holders and texts: see cards.py
+    SLOTS    P12 ■■■□ 2 L3  id, every slot, ref count; the logical number when selected
     BLOCKS   ■2 ◧  □  ·     one glyph per block, ref count when shared
     DENSE    ■2◧□··         one character per block; a shared block shows its ref count
     GROUPS   █▆▃·           one character per group of blocks: how many of them are held
@@ -20,18 +21,22 @@ from kvscope.dashboard.frames import PoolFrame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.strips import Part, make_strip
 
+MAX_CARDS = 96  # a pool with more blocks never fits a screen as cards
+CARD_WIDTH = 30
+SLOTS_TAIL = 8  # ref count, logical number and air, after the id and the slots
 MAX_SLOTS_DRAWN = 32  # a block with more slots than this is drawn as one glyph
 
 
 class Zoom(IntEnum):
-    SLOTS = 0
-    BLOCKS = 1
-    DENSE = 2
-    GROUPS = 3
+    CARDS = 0
+    SLOTS = 1
+    BLOCKS = 2
+    DENSE = 3
+    GROUPS = 4
 
 
 class GridLayout(NamedTuple):
-    """`columns` cells per row, `cell_width` characters each, `group` blocks per cell."""
+    """`columns` cells per row, each `cell_width` wide and `lines` high, `group` blocks per cell."""
 
     zoom: Zoom
     columns: int
@@ -39,28 +44,35 @@ class GridLayout(NamedTuple):
     cell_width: int
     label_width: int
     group: int
+    lines: int
+
+    @property
+    def height(self) -> int:
+        return self.rows * self.lines
 
     @property
     def blocks_per_row(self) -> int:
         return self.columns * self.group
 
-    def block_at(self, column: int, row: int) -> int | None:
+    def block_at(self, column: int, line: int) -> int | None:
         """The (first) block under a character position, or None beside the cells."""
         index = (column - self.label_width) // self.cell_width
         if column < self.label_width or index >= self.columns:
             return None
-        return row * self.blocks_per_row + index * self.group
+        return line // self.lines * self.blocks_per_row + index * self.group
 
-    def row_of(self, block_id: int) -> int:
-        return block_id // self.blocks_per_row
+    def line_of(self, block_id: int) -> int:
+        return block_id // self.blocks_per_row * self.lines
 
 
 class Light(NamedTuple):
-    """What is selected: `logical` maps its blocks to their logical number; the cursor is one block."""
+    """What stands out: `logical` maps the selected blocks to their logical number; the cursor is one block; `fresh`
+    blocks were reserved, copied or written by the latest step."""
 
     logical: Mapping[int, int]
     dim_others: bool
     cursor: int | None
+    fresh: frozenset[int] = frozenset()
 
 
 NO_LIGHT = Light({}, dim_others=False, cursor=None)
@@ -70,27 +82,37 @@ def lay_out(pool: PoolFrame, width: int, height: int, zoom: Zoom | None = None) 
     """The layout at a zoom; without one, the nearest zoom at which the whole pool is on screen."""
     if zoom is not None:
         return _layout_at(zoom, pool, width, height)
-    for candidate in (Zoom.SLOTS, Zoom.BLOCKS, Zoom.DENSE):
+    for candidate in (Zoom.CARDS, Zoom.SLOTS, Zoom.BLOCKS, Zoom.DENSE):
         layout = _layout_at(candidate, pool, width, height)
-        if layout.zoom is candidate and layout.rows <= height:
+        if layout.zoom is candidate and layout.height <= height:
             return layout
     return _layout_at(Zoom.GROUPS, pool, width, height)
 
 
 def _layout_at(zoom: Zoom, pool: PoolFrame, width: int, height: int) -> GridLayout:
     num_blocks, id_width = pool.num_blocks, len(str(max(pool.num_blocks - 1, 0))) + 1
+    if zoom is Zoom.CARDS and (num_blocks > MAX_CARDS or pool.block_size > MAX_SLOTS_DRAWN):
+        zoom = Zoom.SLOTS
     if zoom is Zoom.SLOTS and (pool.block_size > MAX_SLOTS_DRAWN or id_width + pool.block_size + 4 > width):
         zoom = Zoom.BLOCKS
-    label_width = 0 if zoom is Zoom.SLOTS else id_width + 1
-    cell_width = {Zoom.SLOTS: id_width + 1 + pool.block_size + 4, Zoom.BLOCKS: 3}.get(zoom, 1)
-    columns = max((width - label_width + (zoom is Zoom.SLOTS)) // cell_width, 1)
+    label_width, group = 0, 1
+    match zoom:
+        case Zoom.CARDS:
+            columns = max(width // max(CARD_WIDTH, id_width + pool.block_size + 14), 1)
+            cell_width = width // columns
+        case Zoom.SLOTS:
+            cell_width = id_width + pool.block_size + SLOTS_TAIL
+            columns = max((width + 2) // cell_width, 1)
+        case _:
+            cell_width, label_width = 3 if zoom is Zoom.BLOCKS else 1, id_width + 1
+            columns = max((width - label_width) // cell_width, 1)
     if zoom in (Zoom.BLOCKS, Zoom.DENSE) and columns > 8:
         columns -= columns % 8
-    group = 1
     if zoom is Zoom.GROUPS:
         group = max(-(-num_blocks // max(columns * height, 1)), 1)
     rows = -(-num_blocks // (columns * group)) if num_blocks else 0
-    return GridLayout(zoom, columns, rows, cell_width, label_width, group)
+    lines = 3 if zoom is Zoom.CARDS else 2 if zoom is Zoom.SLOTS and rows * 2 <= height else 1
+    return GridLayout(zoom, columns, rows, cell_width, label_width, group, lines)
 
 
 def block_glyph(ref_count: int, num_written: int, block_size: int, glyphs: Glyphs) -> str:
@@ -102,7 +124,7 @@ def block_glyph(ref_count: int, num_written: int, block_size: int, glyphs: Glyph
     return glyphs.full if num_written >= block_size else glyphs.partly
 
 
-def draw_row(pool: PoolFrame, layout: GridLayout, row: int, light: Light, glyphs: Glyphs, width: int) -> Strip:
+def draw_row(pool: PoolFrame, layout: GridLayout, row: int, light: Light, *, glyphs: Glyphs, width: int) -> Strip:
     """Row `row` of the grid."""
     start = row * layout.blocks_per_row
     stop = min(start + layout.blocks_per_row, pool.num_blocks)
@@ -110,8 +132,8 @@ def draw_row(pool: PoolFrame, layout: GridLayout, row: int, light: Light, glyphs
     if layout.label_width:
         parts.append((f"P{start}".rjust(layout.label_width - 1) + " ", theme.FAINT))
     if layout.zoom is Zoom.GROUPS:
-        for first in range(start, stop, layout.group):
-            parts.append(_draw_group(pool, first, min(first + layout.group, stop), light, glyphs))
+        groups = range(start, stop, layout.group)
+        parts += [_draw_group(pool, first, min(first + layout.group, stop), light, glyphs) for first in groups]
         return make_strip(_merged(parts), width)
     draw = {Zoom.SLOTS: _draw_slots, Zoom.BLOCKS: _draw_block}.get(layout.zoom, _draw_dense)
     for block_id in range(start, stop):
@@ -119,48 +141,63 @@ def draw_row(pool: PoolFrame, layout: GridLayout, row: int, light: Light, glyphs
     return make_strip(_merged(parts), width)
 
 
-def _style(pool: PoolFrame, block_id: int, light: Light) -> Style:
+def block_style(pool: PoolFrame, block_id: int, light: Light) -> Style:
+    """The owner's colour; lit or dimmed by what is selected."""
     if block_id in light.logical:
         return theme.lit_style(pool.owners[block_id])
-    return theme.FAINT if light.dim_others else theme.owner_style(pool.owners[block_id])
+    if light.dim_others:
+        return theme.FAINT
+    style = theme.owner_style(pool.owners[block_id])
+    return style + theme.BOLD if block_id in light.fresh else style
+
+
+def name_style(block_id: int, light: Light) -> Style:
+    """The block's id: the cursor, then what is selected, then what the latest step touched."""
+    if block_id == light.cursor:
+        return theme.CURSOR
+    if block_id in light.logical:
+        return theme.STRONG
+    if light.dim_others:
+        return theme.FAINT
+    return theme.FRESH if block_id in light.fresh else theme.SOFT
+
+
+def slot_glyphs(pool: PoolFrame, block_id: int, glyphs: Glyphs) -> str:
+    """One glyph per slot."""
+    num_written = pool.written[block_id]
+    filled, empty = (glyphs.written, glyphs.reserved) if pool.refs[block_id] else (glyphs.cached, glyphs.free)
+    return filled * num_written + empty * (pool.block_size - num_written)
 
 
 def _draw_slots(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, cell_width: int) -> list[Part]:
-    ref_count, num_written = pool.refs[block_id], pool.written[block_id]
-    style = _style(pool, block_id, light)
-    lit = block_id in light.logical
-    id_width = cell_width - pool.block_size - 4
-    id_style = theme.CURSOR if block_id == light.cursor else theme.STRONG if lit else theme.SOFT
-    if not ref_count:
-        slots = glyphs.cached * num_written + glyphs.free * (pool.block_size - num_written)
-    else:
-        slots = glyphs.written * num_written + glyphs.reserved * (pool.block_size - num_written)
-    refs: Part = (f"{ref_count or '':<2}", theme.FAINT if ref_count <= 1 else theme.STRONG)
-    if ref_count > 1:
-        refs = (f"{ref_count:<2}" if ref_count > 9 else f"{ref_count}", theme.SHARED)
-    name = f"P{block_id}"
-    tail = " " * (3 - len(refs[0]))
+    ref_count, lit = pool.refs[block_id], block_id in light.logical
+    id_width = cell_width - pool.block_size - SLOTS_TAIL
+    name, refs = f"P{block_id}", f"{ref_count}" if ref_count else ""
+    logical = f"L{light.logical[block_id]}" if lit else ""
+    air = max(SLOTS_TAIL - 3 - len(refs) - len(logical), 0)
     return [
-        (name, id_style),
-        (" " * (id_width - len(name)), theme.PLAIN),
-        (slots, style),
+        (name, name_style(block_id, light)),
+        (" " * (id_width + 1 - len(name)), theme.PLAIN),
+        (slot_glyphs(pool, block_id, glyphs), block_style(pool, block_id, light)),
         (" ", theme.PLAIN),
-        refs,
-        (tail, theme.PLAIN),
+        (refs, theme.SHARED if ref_count > 1 else theme.FAINT),
+        (" ", theme.PLAIN),
+        (logical, theme.STRONG),
+        (" " * air, theme.PLAIN),
     ]
 
 
 def _draw_block(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, cell_width: int) -> list[Part]:
     ref_count = pool.refs[block_id]
     glyph = block_glyph(ref_count, pool.written[block_id], pool.block_size, glyphs)
-    style = theme.CURSOR if block_id == light.cursor else _style(pool, block_id, light)
+    style = theme.CURSOR if block_id == light.cursor else block_style(pool, block_id, light)
     digit = "" if ref_count <= 1 else str(ref_count) if ref_count <= 9 else glyphs.many
     return [(glyph, style), (digit, theme.SHARED), (" " * (cell_width - 1 - len(digit)), theme.PLAIN)]
 
 
 def _draw_dense(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, cell_width: int) -> list[Part]:
     ref_count = pool.refs[block_id]
-    style = theme.CURSOR if block_id == light.cursor else _style(pool, block_id, light)
+    style = theme.CURSOR if block_id == light.cursor else block_style(pool, block_id, light)
     if ref_count > 1:
         return [(str(ref_count) if ref_count <= 9 else glyphs.many, style)]
     return [(block_glyph(ref_count, pool.written[block_id], pool.block_size, glyphs), style)]
@@ -196,18 +233,12 @@ def _merged(parts: list[Part]) -> list[Part]:
     return merged
 
 
-def legend(layout: GridLayout, pool: PoolFrame, glyphs: Glyphs) -> list[Part]:
+def legend(layout: GridLayout, glyphs: Glyphs) -> list[Part]:
     """What the cells of this zoom mean."""
     if layout.zoom is Zoom.GROUPS:
-        words = f"{layout.group} blocks per cell, {glyphs.levels[1]} few held {glyphs.levels[-1]} all held {glyphs.levels[0]} free"
-        return [(words, theme.SOFT)]
-    if layout.zoom is Zoom.SLOTS:
-        return [
-            (
-                f"{glyphs.written} written {glyphs.reserved} reserved {glyphs.free} free {glyphs.cached} cached",
-                theme.SOFT,
-            ),
-            ("  digit: ref count", theme.SOFT),
-        ]
-    words = f"{glyphs.full} full {glyphs.partly} partly {glyphs.reserved} reserved {glyphs.free} free {glyphs.cached} cached"
-    return [(f"{words}  2+ shared", theme.SOFT)]
+        low, high, free = glyphs.levels[1], glyphs.levels[-1], glyphs.levels[0]
+        return [(f"{layout.group} blocks per cell: {low} few held  {high} all held  {free} free", theme.SOFT)]
+    states = f"{glyphs.reserved} reserved  {glyphs.free} free  {glyphs.cached} cached"
+    if layout.zoom <= Zoom.SLOTS:
+        return [(f"{glyphs.written} written  {states}  number: refs", theme.SOFT)]
+    return [(f"{glyphs.full} full  {glyphs.partly} partly  {states}  2+ shared", theme.SOFT)]

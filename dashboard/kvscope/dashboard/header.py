@@ -100,8 +100,8 @@ def draw_bar(pool: PoolFrame, glyphs: Glyphs, width: int) -> list[Part]:
     wasted = _cells(pool.num_wasted_slots, total, width)
     written = min(written, width - wasted)
     return [
-        (glyphs.bar_written * written, Style(color=theme.OWNER_COLOURS[0])),
-        (glyphs.bar_reserved * wasted, Style(color=theme.OWNER_COLOURS[1])),
+        (glyphs.bar_written * written, theme.TEXT),
+        (glyphs.bar_reserved * wasted, theme.NOTICE),
         (glyphs.bar_free * (width - written - wasted), theme.FAINT),
     ]
 
@@ -151,8 +151,9 @@ def draw_banner(frame: Frame, glyphs: Glyphs, width: int, age_s: float) -> list[
         more = f"  (+{len(frame.findings) - 1} more)" if len(frame.findings) > 1 else ""
         text = f" {glyphs.cross} AUDIT: invariant {first.rule} broken at step {first.step}: {first.message}{more}"
         strips.append(make_strip([(clip(text, width, glyphs), theme.BANNER_BAD)], width))
-    if (text := _freshness(frame, age_s)) is not None:
-        strips.append(make_strip([(clip(f" {glyphs.warning} {text}", width, glyphs), theme.BANNER_CALM)], width))
+    freshness = _freshness(frame, age_s)
+    if freshness is not None:
+        strips.append(make_strip([(clip(f" {glyphs.warning} {freshness}", width, glyphs), theme.BANNER_CALM)], width))
     return strips
 
 
@@ -160,14 +161,14 @@ def _freshness(frame: Frame, age_s: float) -> str | None:
     detail = f": {frame.status_detail}" if frame.status_detail else ""
     match frame.status:
         case Status.STALE:
-            return f"STALE for {age_s:.0f} s{detail or ': no heartbeat'}. The picture is the last one received."
+            return f"STALE {age_s:.0f} s{detail or ': no heartbeat'}; the last picture stays"
         case Status.GAP:
-            return f"GAP in the stream{detail}. The picture is behind until it is healed."
+            return f"GAP in the stream{detail}; the picture is behind until it is healed"
         case Status.SYNCING:
-            return f"SYNCING{detail}: asking for the engine's full state."
+            return f"SYNCING{detail}: asking for the engine's full state"
         case Status.CONNECTING:
             return f"CONNECTING{detail}"
         case Status.ENDED:
-            return f"ENDED{detail or ': the engine said goodbye'}. The last picture stays."
+            return f"ENDED{detail or ': the engine said goodbye'}; the last picture stays"
         case _:
             return None

@@ -1,6 +1,7 @@
 """The thin widgets under every pane: they hold finished strips and hand them to Textual line by line."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from textual.binding import Binding
 from textual.geometry import Size
@@ -15,6 +16,7 @@ class StripWidget(Widget):
     def __init__(self, *, id: str) -> None:  # noqa: A002  Textual's own parameter name
         super().__init__(id=id)
         self._strips: list[Strip] = []
+        self.display = False
 
     def show(self, strips: Sequence[Strip]) -> None:
         if [*strips] == self._strips:
@@ -37,7 +39,7 @@ class StripPane(ScrollView):
     """A bordered, scrollable list of strips. Subclasses draw; only lines that changed are painted again."""
 
     can_focus = True
-    BINDINGS = [
+    BINDINGS: ClassVar = [
         Binding("j", "scroll_down", "scroll down", show=False),
         Binding("k", "scroll_up", "scroll up", show=False),
         Binding("g", "scroll_home", "top", show=False),

@@ -20,6 +20,8 @@ from kvscope.dashboard.table import draw_table
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.transport.source import LogEntry
 
+HEAD_WIDTH = 28  # sequence number, step, phase and glyph before an event's sentence
+
 
 class RequestsPane(StripPane):
     """The list of requests; moving in it selects."""
@@ -59,13 +61,20 @@ class RequestsPane(StripPane):
         keys = [row.key for row in self._rows]
         if keys:
             here = keys.index(self._selected) if self._selected in keys else (-1 if step > 0 else len(keys))
-            self.post_message(self.Chosen(keys[min(max(here + step, 0), len(keys) - 1)]))
+            self._choose(keys[min(max(here + step, 0), len(keys) - 1)])
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
         row = offset.y + self.scroll_offset.y if offset is not None else len(self._rows)
         if row < len(self._rows):
-            self.post_message(self.Chosen(self._rows[row].key))
+            self._choose(self._rows[row].key)
+
+    def _choose(self, key: str) -> None:
+        """Move at once, so that the next key counts from here, and tell the app."""
+        self._selected = key
+        self.redraw()
+        self._scroll_to_selected()
+        self.post_message(self.Chosen(key))
 
     def _scroll_to_selected(self) -> None:
         for y, row in enumerate(self._rows):
@@ -120,23 +129,30 @@ class EventsPane(StripPane):
         super().__init__(id=id)
         self._glyphs = glyphs
         self._log: tuple[LogEntry, ...] = ()
+        self._following = True
 
     def show(self, log: tuple[LogEntry, ...]) -> None:
         if log == self._log:
             return
-        follow = self.is_vertical_scroll_end
         self._log = log
         longest = max((len(entry.sentence) for entry in log), default=0)
-        self.virtual_size = Size(max(longest + 30, self.content_width), len(log))
+        self.virtual_size = Size(longest + HEAD_WIDTH, len(log))
         self.refresh()
-        if follow:
-            self.scroll_end(animate=False, immediate=True, x_axis=False)
+        self._follow()
 
     def redraw(self) -> None:
         self.refresh()
 
     def on_resize(self) -> None:
-        self.scroll_end(animate=False, immediate=True, x_axis=False)
+        self._follow()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._following = new_value >= self.max_scroll_y
+
+    def _follow(self) -> None:
+        if self._following:
+            self.scroll_to(y=self.max_scroll_y, animate=False)
 
     def line_at(self, y: int) -> Strip:
         return draw_entry(self._log[y], self._glyphs) if y < len(self._log) else Strip([])

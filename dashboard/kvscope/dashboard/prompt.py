@@ -1,5 +1,7 @@
 """The prompt line: text with trailing options, checked before it leaves, with a history."""
 
+from typing import ClassVar
+
 import msgspec
 from textual import events
 from textual.app import ComposeResult
@@ -14,14 +16,17 @@ from kvscope.events.options import OptionError, split_prompt
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
 
+HINT = "type a prompt; Enter sends it"
+READ_ONLY_HINT = "read-only: this view has no engine to send prompts to"
+
 
 class PromptInput(Input):
     """A one-line input whose up and down keys recall what was submitted in this session."""
 
-    BINDINGS = [
-        Binding("up", "recall(-1)", "earlier prompt", show=False),
-        Binding("down", "recall(1)", "later prompt", show=False),
-        Binding("escape", "app.leave_prompt", "to the grid", show=False),
+    BINDINGS: ClassVar = [
+        Binding("up", "recall(-1)", "earlier prompt"),
+        Binding("down", "recall(1)", "later prompt"),
+        Binding("escape", "app.leave_prompt", "to the grid"),
     ]
 
     def __init__(self, placeholder: str) -> None:

@@ -103,7 +103,7 @@ def _sequence_words(
     if sequence.table or not ended:
         facts.append(f"{len(sequence.table)} blk")
     if shared:
-        facts.append(f"{shared} sh")
+        facts.append(f"{shared} shared")
     if sequence.num_copies:
         facts.append(f"{sequence.num_copies} CoW")
     parts: list[Part] = [(f"  {sequence.sequence_id} ", style), (" ".join(facts), style)]

@@ -3,6 +3,7 @@
 from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
 from kvscope.dashboard.grid import Light
 from kvscope.dashboard.requests import order_requests
+from kvscope.events import types as ev
 
 Shown = tuple[RequestFrame, SequenceFrame]
 
@@ -31,10 +32,30 @@ def shown_sequence(frame: Frame, key: str | None) -> Shown | None:
 
 def light_of(frame: Frame, key: str | None, cursor: int | None) -> Light:
     """The selected blocks with their logical numbers. Nothing is dimmed when nothing is lit."""
+    fresh = touched_blocks(frame)
     chosen = find_selected(frame, key)
     if chosen is None:
-        return Light({}, dim_others=False, cursor=cursor)
+        return Light({}, dim_others=False, cursor=cursor, fresh=fresh)
     request, sequence = chosen
     sequences = request.sequences if key == request.request_id else (sequence,)
     logical = {block_id: index for seq in reversed(sequences) for index, block_id in enumerate(seq.table)}
-    return Light(logical, dim_others=bool(logical), cursor=cursor)
+    return Light(logical, dim_others=bool(logical), cursor=cursor, fresh=fresh)
+
+
+def touched_blocks(frame: Frame) -> frozenset[int]:
+    """Blocks that the latest step reserved, copied or wrote, as far as the log tells."""
+    touched: set[int] = set()
+    for entry in reversed(frame.log):
+        if entry.step != frame.step:
+            break
+        match entry.event:
+            case ev.BlocksAllocated(block_ids=block_ids):
+                touched.update(block_ids)
+            case ev.BlockCopied(target_block=block_id):
+                touched.add(block_id)
+            case ev.SlotsWritten(sequence_id=name, start=start, stop=stop):
+                sequence = frame.sequence(name)
+                if sequence is not None:
+                    size = frame.pool.block_size
+                    touched.update(sequence.table[start // size : -(-stop // size)])
+    return frozenset(touched)

@@ -8,7 +8,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.theme import TEXT
+from kvscope.dashboard.theme import FAINT, TEXT
 
 Part = tuple[str, Style]
 
@@ -56,6 +56,16 @@ def quote_piece(piece: str, glyphs: Glyphs) -> str:
     return f'"{flat(piece, glyphs)}"'
 
 
+def piece_parts(pieces: Sequence[str], style: Style, glyphs: Glyphs) -> list[Part]:
+    """Token texts side by side with a thin bar between them, so that their spaces can be seen."""
+    parts: list[Part] = []
+    for index, piece in enumerate(pieces):
+        if index:
+            parts.append((glyphs.bar, FAINT))
+        parts.append((flat(piece, glyphs), style))
+    return parts
+
+
 def wrap_parts(parts: Sequence[Part], width: int) -> list[Strip]:
     """Break styled text into lines of `width` cells, at spaces where there are some, and at line breaks."""
     lines: list[list[Part]] = [[]]
@@ -66,12 +76,11 @@ def wrap_parts(parts: Sequence[Part], width: int) -> list[Strip]:
                 lines.append([])
                 room = width
             for word in _words(paragraph):
-                size = cell_len(word)
-                if size > room and room < width:
+                fits = cell_len(word) <= room or room == width
+                if not fits:
                     lines.append([])
                     room = width
-                    word = word.lstrip(" ")
-                for chunk in _chunks(word, width):
+                for chunk in _chunks(word if fits else word.lstrip(" "), width):
                     if cell_len(chunk) > room:
                         lines.append([])
                         room = width

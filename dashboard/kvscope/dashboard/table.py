@@ -1,21 +1,21 @@
 """The block table of one sequence, and its text, as strips. Pure."""
 
+from collections.abc import Mapping
+
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
 from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.strips import Part, make_strip, measure, quote_piece, wrap_parts
+from kvscope.dashboard.strips import Part, clip, make_strip, measure, piece_parts, wrap_parts
 from kvscope.events.types import BlockCopied, BlocksReleased
-
-MAX_SLOTS_SHOWN = 16
 
 
 def draw_table(frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int) -> list[Strip]:
     """One line per logical block, then the sequence's text with the prompt dimmed."""
     copies = copied_blocks(frame, sequence.sequence_id)
     strips = [
-        _draw_row(frame, request, sequence, logical, copies.get(logical), glyphs, width)
+        make_strip(_row_words(frame, (request, sequence), logical, copies, glyphs=glyphs, width=width), width)
         for logical in range(len(sequence.table))
     ]
     if not strips:
@@ -55,15 +55,16 @@ def _no_blocks(request: RequestFrame, sequence: SequenceFrame) -> str:
     return "no blocks yet"
 
 
-def _draw_row(
+def _row_words(
     frame: Frame,
-    request: RequestFrame,
-    sequence: SequenceFrame,
+    shown: tuple[RequestFrame, SequenceFrame],
     logical: int,
-    copied: tuple[int, int] | None,
+    copies: Mapping[int, tuple[int, int]],
+    *,
     glyphs: Glyphs,
     width: int,
-) -> Strip:
+) -> list[Part]:
+    request, sequence = shown
     pool, block_id = frame.pool, sequence.table[logical]
     ref_count, block_size = pool.refs[block_id], pool.block_size
     num_written = min(max(sequence.num_written - logical * block_size, 0), block_size)
@@ -72,7 +73,7 @@ def _draw_row(
         (" L" + str(logical).ljust(digits), theme.SOFT),
         (f" {glyphs.arrow} ", theme.FAINT),
         (f"P{block_id}".ljust(len(str(max(pool.num_blocks - 1, 0))) + 1), theme.STRONG),
-        (" " + _slots(num_written, block_size, glyphs), theme.owner_style(request.owner)),
+        (" " + _slots(num_written, block_size, width, glyphs), theme.owner_style(request.owner)),
         (" refs ", theme.FAINT),
         (f"{ref_count}", theme.SHARED if ref_count > 1 else theme.SOFT),
         (" ", theme.PLAIN),
@@ -81,29 +82,29 @@ def _draw_row(
     if ref_count > 1:
         others = [name for name, _ in frame.holders(block_id) if name != sequence.sequence_id]
         tail.append((f" = {_some(others)} ", theme.STRONG))
-    if copied is not None and copied[1] == block_id:
-        tail.append((f" {glyphs.copy} copied from P{copied[0]} ", theme.NOTICE))
+    source, target = copies.get(logical, (None, None))
+    if source is not None and target == block_id:
+        tail.append((f" {glyphs.copy} copied from P{source} ", theme.NOTICE))
     parts += tail
     first = logical * block_size
-    parts += piece_words(sequence.pieces[first : first + num_written], glyphs, width - measure(parts))
-    return make_strip(parts, width)
+    parts.append((" ", theme.PLAIN))
+    pieces = piece_parts(sequence.pieces[first : first + num_written], theme.TEXT, glyphs)
+    return parts + _fitted(pieces, width - measure(parts), glyphs)
 
 
-def piece_words(pieces: tuple[str, ...], glyphs: Glyphs, room: int) -> list[Part]:
-    """Written slots' texts, in quotes, as many as fit."""
-    parts: list[Part] = []
-    for index, piece in enumerate(pieces):
-        word: Part = (" " + quote_piece(piece, glyphs), theme.TEXT)
-        last = index == len(pieces) - 1
-        if measure([*parts, word]) > room - (0 if last else 2):
-            return [*parts, (f" {glyphs.ellipsis}", theme.SOFT)]
-        parts.append(word)
-    return parts
+def _fitted(parts: list[Part], room: int, glyphs: Glyphs) -> list[Part]:
+    fitted: list[Part] = []
+    for text, style in parts:
+        left = room - measure(fitted)
+        if measure([(text, style)]) > left:
+            return [*fitted, (clip(text, left, glyphs), style)]
+        fitted.append((text, style))
+    return fitted
 
 
-def _slots(num_written: int, block_size: int, glyphs: Glyphs) -> str:
-    """One glyph per slot; a long block as a fraction."""
-    if block_size > MAX_SLOTS_SHOWN:
+def _slots(num_written: int, block_size: int, width: int, glyphs: Glyphs) -> str:
+    """One glyph per slot; as a fraction where the slots would push the texts out."""
+    if block_size > width // 6:
         return f"{num_written:>{len(str(block_size))}}/{block_size}"
     return glyphs.written * num_written + glyphs.reserved * (block_size - num_written)
 

@@ -48,6 +48,8 @@ BRAND = Style(color="#56b4e9", bold=True)
 GOOD = Style(color="#2fbf91", bold=True)
 NOTICE = Style(color="#e69f00", bold=True)
 BAD = Style(color="#f47067", bold=True)
+BOLD = Style(bold=True)
+FRESH = Style(color="#f0f6fc", bold=True, underline=True)  # touched by the latest step
 SHARED = Style(color="#0d1117", bgcolor="#f0f6fc", bold=True)  # the ref count of a shared block
 CURSOR = Style(color="#0d1117", bgcolor="#f0e442", bold=True)
 ROW = Style(bgcolor="#1c2430")  # the selected row of a list
@@ -63,7 +65,7 @@ _OWNERS = (
     *(Style(color=colour) for colour in OWNER_COLOURS),
     STRONG,
 )
-_LIT = (FAINT, *(Style(color=colour, bold=True, underline=True) for colour in OWNER_COLOURS), STRONG)
+_LIT = (FAINT, *(Style(color=colour, bold=True) for colour in OWNER_COLOURS), STRONG)
 
 
 def owner_style(code: int) -> Style:

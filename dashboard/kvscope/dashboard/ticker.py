@@ -15,16 +15,16 @@ from kvscope.transport.source import LogEntry
 
 def draw_entry(entry: LogEntry, glyphs: Glyphs) -> Strip:
     """Sequence number, step, phase, a glyph for the kind, and the sentence."""
-    return _draw(entry.seq, entry.step, entry.phase, type(entry.event), entry.sentence, glyphs)
+    head = f"{entry.seq:>6} step {entry.step:<5} "
+    return _draw(head, _phase_word(entry.phase), type(entry.event), entry.sentence, glyphs)
 
 
 @lru_cache(maxsize=8192)
-def _draw(seq: int, step: int, phase: str, kind: type[Event], sentence: str, glyphs: Glyphs) -> Strip:
+def _draw(head: str, phase: str, kind: type[Event], sentence: str, glyphs: Glyphs) -> Strip:
     glyph, style, loud = _look(kind, glyphs)
     parts: list[Part] = [
-        (f"{seq:>6} ", theme.FAINT),
-        (f"step {step:<5} ", theme.FAINT),
-        (f"{_phase_word(phase):<5} ", theme.SOFT),
+        (head, theme.FAINT),
+        (f"{phase:<5} ", theme.SOFT),
         (f"{glyph} ", style),
         (flat(sentence, glyphs), style if loud else theme.TEXT),
     ]

@@ -1,0 +1,526 @@
+"""The whole dashboard under Textual's pilot, at the sizes people have."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+from dashboard_story import StoryEngine, StorySource, article_batches, candidates_batches, crowded_engine
+from rich.cells import cell_len
+from textual.binding import Binding
+
+from kvscope.dashboard.app import DashboardApp
+from kvscope.dashboard.block_grid import BlockGrid
+from kvscope.dashboard.grid import Zoom
+from kvscope.dashboard.help import HelpScreen, draw_help
+from kvscope.dashboard.keys import KEYS, PANES, key_names
+from kvscope.dashboard.pane import StripPane, StripWidget
+from kvscope.dashboard.panes import RequestsPane, TablePane
+from kvscope.dashboard.prompt import PromptBar, PromptInput
+from kvscope.events.audit import Finding
+from kvscope.events.codec import decode_batch, encode_batch
+from kvscope.events.types import SamplingParams
+from kvscope.transport.source import ListSource, Reply, Status
+
+SIZES = [(80, 24), (120, 36), (160, 45), (60, 20)]
+
+
+async def until(pilot, condition, what: str = "", timeout_s: float = 10.0):
+    """Let the app run until the condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what or condition}\n{screen_text(pilot.app)}"
+        await pilot.pause(0.01)
+
+
+def screen_text(app) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+@asynccontextmanager
+async def running(source, size=(120, 36), **options):
+    app = DashboardApp(source, title="story", fps=200, **options)
+    async with app.run_test(size=size, notifications=True) as pilot:
+        small = size[0] < 60 or size[1] < 20
+        await until(pilot, lambda: small or "step" in screen_text(app), "first picture")
+        await until(pilot, lambda: app._frame.revision == source.view.revision, "latest frame")
+        yield app, pilot
+
+
+def live(batches_of=crowded_engine, num_steps: int = 0) -> StorySource:
+    engine, batches = batches_of()
+    return StorySource(engine, batches + engine.run(num_steps))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("ascii_only", [False, True])
+async def test_every_size_shows_the_pool_and_keeps_its_lines(size, ascii_only):
+    async with running(live(num_steps=2), size, ascii_only=ascii_only) as (app, _):
+        text = screen_text(app)
+        assert all(cell_len(line) == size[0] for line in text.splitlines())
+        for word in ("kvscope", "LIVE", "POOL", "8 blocks", "P0", "waste", "CoW", "preempted 1", "help"):
+            assert word in text, word
+        assert text.isascii() == ascii_only
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_every_pane_can_be_reached_at_every_size(size):
+    async with running(live(num_steps=2), size) as (app, pilot):
+        for number, name in enumerate(PANES, start=1):
+            await pilot.press(str(number))
+            pane = app.query_one(f"#{name}")
+            await until(pilot, lambda pane=pane: pane.has_focus and pane.size.height > 2, f"pane {name}")
+            assert str(pane.border_title).startswith(str(number))
+        await pilot.press("2")
+        await until(pilot, lambda: "preempted 1×" in screen_text(app), "the reason of the request")
+        await pilot.press("4")
+        await until(pilot, lambda: "r3 waits: needs 5 blocks" in app.query_one("#events").text(), "the event")
+
+
+async def test_too_small_a_terminal_says_so_and_recovers():
+    async with running(live(num_steps=2), (50, 15)) as (app, pilot):
+        await until(pilot, lambda: "50x15, needs at least 60x20" in screen_text(app), "the message")
+        assert "POOL" not in screen_text(app)
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: "POOL" in screen_text(app) and "too small" not in screen_text(app), "recovery")
+        await pilot.resize_terminal(20, 5)
+        await until(pilot, lambda: "needs at least" in screen_text(app) or "too small" in screen_text(app), "tiny")
+
+
+async def test_new_batches_reach_the_screen():
+    source = live()
+    async with running(source) as (app, pilot):
+        source.feed(source.engine.step())
+        await until(pilot, lambda: "step 1 " in screen_text(app), "the step")
+        await until(pilot, lambda: "r3.0 chose ' he'" in screen_text(app), "the newest event")
+
+
+# --- looking around -------------------------------------------------------------------------------------------------
+
+
+async def test_the_article_is_on_the_screen():
+    async with running(ListSource(article_batches())) as (app, pilot):
+        await until(pilot, lambda: "4/6 blocks" in screen_text(app))
+        text = screen_text(app)
+        assert "P3 ■■■■ 1 r1.0 L0" in text
+        assert "P0 ■■□□ 1 r1.0 L1" in text
+        assert "L0 → P3" in text
+        assert "waste 4 slots 25%" in text
+
+
+async def test_selecting_a_sequence_lights_its_blocks_and_shows_its_table():
+    async with running(ListSource(candidates_batches())) as (app, pilot):
+        await pilot.press("2", "down", "down", "down")
+        await until(pilot, lambda: app._selected == "r1.1", "selection")
+        table = app.query_one(TablePane)
+        await until(pilot, lambda: "L1 → P1" in table.text(), "its table")
+        grid = app.query_one(BlockGrid)
+        assert grid._light.logical == {0: 0, 1: 1}
+        assert grid._light.dim_others
+        assert "of r1.1" in str(table.border_title)
+        await pilot.press("escape")
+        await until(pilot, lambda: not grid._light.dim_others, "Esc clears")
+
+
+async def test_quick_keys_are_not_lost_while_a_selection_is_on_its_way():
+    async with running(live(num_steps=2)) as (app, pilot):
+        app.query_one(RequestsPane).focus()
+        await pilot.press(*["down"] * 4)
+        await until(pilot, lambda: app._selected == "r2", "four keys, four rows")
+
+
+async def test_the_cursor_names_a_block_and_enter_selects_its_holder():
+    async with running(ListSource(candidates_batches())) as (app, pilot):
+        await pilot.press("1", "right")
+        await until(pilot, lambda: "held by r1.0 (L0), r1.1 (L0)" in screen_text(app), "the block's holders")
+        await pilot.press("enter")
+        await until(pilot, lambda: app._selected == "r1.0")
+        await pilot.press("enter")
+        await until(pilot, lambda: app._selected == "r1.1", "the next holder")
+        await pilot.press("l")
+        await until(pilot, lambda: "P1  ref count 1" in screen_text(app), "l moves right")
+
+
+async def test_a_click_chooses_a_block():
+    async with running(ListSource(candidates_batches())) as (app, pilot):
+        grid = app.query_one(BlockGrid)
+        column = 1 + grid.layout_now.cell_width + 2  # the border, the first card, inside the second
+        await pilot.click(BlockGrid, offset=(column, 1))
+        await until(pilot, lambda: app._cursor == 1, "P1 under the mouse")
+
+
+async def test_zoom_keys_change_what_a_cell_is():
+    async with running(ListSource(candidates_batches())) as (app, pilot):
+        grid = app.query_one(BlockGrid)
+        seen = [grid.layout_now.zoom]
+        for _ in range(4):
+            await pilot.press("minus")
+            await until(pilot, lambda: grid.layout_now.zoom > seen[-1])
+            seen.append(grid.layout_now.zoom)
+        assert seen == list(Zoom)
+        await pilot.press("0")
+        await until(pilot, lambda: grid.layout_now.zoom is Zoom.CARDS)
+
+
+async def test_a_large_pool_can_be_scrolled_block_by_block():
+    engine = StoryEngine(20_000, 16)
+    async with running(StorySource(engine)) as (app, pilot):
+        grid = app.query_one(BlockGrid)
+        await pilot.press("plus", "plus", "end")
+        await until(pilot, lambda: app._cursor == 19_999 and "P19999" in screen_text(app), "the last block")
+        assert grid.scroll_offset.y > 100
+
+
+async def test_events_follow_the_newest_until_one_scrolls_up():
+    source = live(num_steps=10)
+    async with running(source) as (app, pilot):
+        await pilot.press("4")
+        events = app.query_one("#events")
+        await until(pilot, lambda: events.is_vertical_scroll_end)
+        await pilot.press("g")
+        await until(pilot, lambda: events.scroll_offset.y == 0)
+        source.feed(source.engine.step())
+        await until(pilot, lambda: app._frame.revision == source.view.revision)
+        assert events.scroll_offset.y == 0
+        assert "engine story started" in screen_text(app)
+        await pilot.press("G")
+        await until(pilot, lambda: events.is_vertical_scroll_end)
+
+
+# --- states ---------------------------------------------------------------------------------------------------------
+
+
+async def test_stale_keeps_the_picture_and_says_since_when():
+    source = live(num_steps=2)
+    async with running(source, (80, 24)) as (app, pilot):
+        source.set_status(Status.STALE, "no heartbeat since 12:04:31")
+        await until(pilot, lambda: "no heartbeat since 12:04:31" in screen_text(app), "banner")
+        assert "▲ STALE" in screen_text(app)
+        assert "P0" in screen_text(app)
+        source.view.status_since -= 30
+        source.view.revision += 1
+        await until(pilot, lambda: "STALE 30 s" in screen_text(app) or "STALE 31 s" in screen_text(app), "it ages")
+        source.set_status(Status.LIVE)
+        await until(pilot, lambda: "no heartbeat" not in screen_text(app), "banner gone")
+
+
+async def test_a_finding_is_a_red_banner():
+    source = live(num_steps=2)
+    async with running(source, (80, 24)) as (app, pilot):
+        with source.view.lock:
+            source.view.findings.append(Finding(3, "r1.0 wrote into shared P1", 2))
+            source.view.revision += 1
+        await until(pilot, lambda: "AUDIT: invariant 3 broken" in screen_text(app))
+
+
+async def test_an_engine_without_a_state_yet_can_be_looked_at():
+    class Silent(ListSource):
+        def start(self) -> None:
+            self.view.set_status(Status.CONNECTING, "ipc://somewhere")
+
+    async with running(Silent()) as (app, pilot):
+        await until(pilot, lambda: "CONNECTING: ipc://somewhere" in screen_text(app))
+        await pilot.press("right", "down", "end", "minus", "plus", "enter", "2", "down", "3", "4", "5")
+        assert app.is_running
+
+
+# --- the prompt ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_prompt_with_options_reaches_the_engine():
+    source = live()
+    async with running(source) as (app, pilot):
+        await pilot.press("i", *"hello q?", "space", *"n=2", "space", *"max_tokens=5", "enter")
+        await until(pilot, lambda: source.control.calls, "submit")
+        name, (prompt, options) = source.control.calls[0]
+        assert (name, prompt) == ("submit", "hello q?")
+        assert options["n"] == 2
+        assert options["max_tokens"] == 5
+        assert options["temperature"] == SamplingParams().temperature
+        assert app.query_one(PromptInput).value == ""
+        await until(pilot, lambda: "r4 submitted: 2 prompt tokens, n=2" in app.query_one("#events").text())
+        assert app.is_running
+
+
+async def test_the_defaults_are_shown_and_used():
+    source = live()
+    defaults = SamplingParams(max_tokens=12, temperature=0.5)
+    async with running(source, defaults=defaults) as (app, pilot):
+        assert "n=1  max_tokens=12  temperature=0.5" in screen_text(app)
+        await pilot.press("slash", *"king", "enter")
+        await until(pilot, lambda: source.control.calls)
+        assert source.control.calls[0][1][1]["max_tokens"] == 12
+
+
+async def test_a_wrong_option_is_explained_and_selected():
+    source = live()
+    async with running(source) as (app, pilot):
+        await pilot.press("i", *"king", "space", *"temprature=2", "enter")
+        await until(pilot, lambda: "did you mean temperature?" in screen_text(app), "message")
+        prompt = app.query_one(PromptInput)
+        assert prompt.selected_text == "temprature=2"
+        assert prompt.value == "king temprature=2"
+        assert not source.control.calls
+        await pilot.press(*"n=2", "enter")  # typing replaces the wrong word
+        await until(pilot, lambda: source.control.calls)
+        assert "did you mean" not in screen_text(app)
+        assert source.control.calls[0][1][0] == "king"
+
+
+async def test_history_is_recalled_and_the_draft_comes_back():
+    source = live()
+    async with running(source) as (app, pilot):
+        await pilot.press("i", *"one", "enter", *"two", "enter", *"dra")
+        prompt = app.query_one(PromptInput)
+        values = []
+        for key in ("up", "up", "up", "down", "down"):
+            await pilot.press(key)
+            values.append(prompt.value)
+        assert values == ["two", "one", "one", "two", "dra"]
+
+
+async def test_a_refusal_of_the_engine_is_one_clear_line():
+    source = live()
+    source.control.answer = Reply(ok=False, error="the limit is 512 [/nope]")
+    async with running(source) as (app, pilot):
+        await pilot.press("i", *"x", "enter")
+        await until(pilot, lambda: "the limit is 512 [/nope]" in screen_text(app), "notification")
+
+
+async def test_a_broken_control_channel_does_not_take_the_picture_down():
+    source = live()
+
+    def broken(prompt: str, options: dict[str, object]) -> object:
+        raise OSError("socket [/gone]")
+
+    source.control.submit = broken
+    async with running(source) as (app, pilot):
+        await pilot.press("i", *"x", "enter")
+        await until(pilot, lambda: "socket [/gone]" in screen_text(app), "notification")
+        assert app.is_running
+
+
+async def test_escape_leaves_the_prompt_and_letters_are_keys_again():
+    source = live(num_steps=1)
+    async with running(source) as (app, pilot):
+        await pilot.press("i", *"pqc")
+        assert app.query_one(PromptInput).value == "pqc"
+        assert not source.control.calls
+        await pilot.press("escape", "p")
+        await until(pilot, lambda: ("pause", None) in source.control.calls, "pause")
+        await until(pilot, lambda: "‖ PAUSED" in screen_text(app))
+        await pilot.press("n")
+        await until(pilot, lambda: "step 2 " in screen_text(app), "one step")
+        await pilot.press("p")
+        await until(pilot, lambda: "● LIVE" in screen_text(app), "resumed")
+
+
+async def test_a_pasted_text_of_several_lines_stays_one_prompt():
+    from textual import events
+
+    async with running(live()) as (app, pilot):
+        prompt = app.query_one(PromptInput)
+        prompt.focus()
+        prompt.post_message(events.Paste("one\ntwo \x1b[31mred"))
+        await until(pilot, lambda: prompt.value == "one two ␛[31mred", "paste")
+
+
+async def test_cancel_acts_on_the_selected_request():
+    source = live(num_steps=2)
+    async with running(source) as (app, pilot):
+        await pilot.press("c")
+        await until(pilot, lambda: "select a request first" in screen_text(app))
+        await pilot.press("2", "down", "down", "c")
+        await until(pilot, lambda: ("cancel", "r1") in source.control.calls)
+        await until(pilot, lambda: "r1.0 was cancelled" in app.query_one("#events").text())
+
+
+async def test_scripted_prompts_are_sent_one_after_the_other():
+    source = live()
+    async with running(source, scripted_prompts=["one", "two n=2"], scripted_delay_s=0.01) as (_, pilot):
+        await until(pilot, lambda: len(source.control.calls) == 2)
+        assert [call[1][0] for call in source.control.calls] == ["one", "two"]
+
+
+async def test_typing_stops_the_script():
+    source = live()
+    async with running(source, scripted_prompts=["one"], scripted_delay_s=60.0) as (app, pilot):
+        await pilot.press("i", "x")
+        await until(pilot, lambda: app._script == [], "the script is dropped")
+        assert source.control.calls == []
+
+
+async def test_without_a_control_channel_the_prompt_is_closed():
+    async with running(ListSource(article_batches()), scripted_prompts=["never"]) as (app, pilot):
+        assert "read-only" in screen_text(app)
+        await pilot.press("i", "p", "n", "c")
+        assert app.query_one(PromptInput).disabled
+        assert not app.query_one(PromptInput).has_focus
+
+
+# --- replay ---------------------------------------------------------------------------------------------------
+
+
+class StoryPlayer:
+    """A recording's player over a list."""
+
+    def __init__(self, source: ReplayStory) -> None:
+        self._source = source
+        self.position, self.length, self.speed, self.playing = 0, len(source.all), 1.0, False
+
+    def toggle(self) -> None:
+        self.playing = not self.playing
+
+    def step_forward(self) -> None:
+        if self.position < self.length:
+            self._source.feed([self._source.all[self.position]])
+            self.position += 1
+
+    def seek_start(self) -> None:
+        self.position = 0
+
+
+class ReplayStory(ListSource):
+    def __init__(self, batches) -> None:
+        super().__init__()
+        self.all = batches
+        self.player = StoryPlayer(self)
+
+    def start(self) -> None:
+        self.view.set_status(Status.REPLAY)
+
+
+async def test_a_recording_is_stepped_played_and_rewound():
+    source = ReplayStory(candidates_batches())
+    async with running(source) as (app, pilot):
+        assert "▶ REPLAY" in screen_text(app)
+        await pilot.press("n", "full_stop")
+        await until(pilot, lambda: f"2/{source.player.length}" in screen_text(app), "position")
+        await until(pilot, lambda: "r1 submitted" in screen_text(app), "the event of the second batch")
+        await pilot.press("space")
+        assert source.player.playing
+        await until(pilot, lambda: "playing" in screen_text(app))
+        await pilot.press("greater_than_sign")
+        await until(pilot, lambda: "2×" in screen_text(app), "speed")
+        await pilot.press("home")
+        assert source.player.position == 0
+
+
+async def test_home_is_the_panes_own_key_when_there_is_no_recording():
+    async with running(ListSource(candidates_batches())) as (app, pilot):
+        await pilot.press("1", "end")
+        await until(pilot, lambda: app._cursor == 5)
+        await pilot.press("home")
+        await until(pilot, lambda: app._cursor == 0)
+
+
+# --- help, palette, hostile text, screenshot --------------------------------------------------------------------
+
+
+async def test_help_opens_with_both_keys_and_closes():
+    async with running(live(), (80, 24)) as (app, pilot):
+        for key in ("question_mark", "f1"):
+            await pilot.press(key)
+            await until(pilot, lambda: isinstance(app.screen, HelpScreen) and "Everywhere" in screen_text(app))
+            await pilot.press("escape")
+            await until(pilot, lambda: not isinstance(app.screen, HelpScreen))
+
+
+def test_help_names_every_binding():
+    from kvscope.dashboard.glyphs import UNICODE
+
+    text = "\n".join(strip.text for strip in draw_help(UNICODE, 100))
+    for key in KEYS:
+        assert key_names(key.keys) in text
+        assert key.about in text
+    for owner in (BlockGrid, RequestsPane, StripPane, PromptInput):
+        for binding in owner.BINDINGS:
+            assert isinstance(binding, Binding)
+            assert key_names(binding.key) in text
+            assert binding.description in text
+
+
+def test_no_key_is_bound_twice():
+    bound = [key for entry in KEYS for key in entry.keys.split(",")]
+    assert all(first != second for first, second in pairwise(sorted(bound)))
+
+
+async def test_the_palette_holds_every_action():
+    async with running(live()) as (app, pilot):
+        offered = {command.help for command in app.get_system_commands(app.screen)}
+        expected = {key.about for key in KEYS if key.needs != "recording" and not key.priority}
+        assert expected <= offered
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: "Pause or resume" in screen_text(app), "palette opens")
+
+
+HOSTILE = "[/nope] [@click=app.quit]x[/] [bold]b \x1b]52;c;ZXZpbA==\x07 \x1b[2J \u202egnp\u202c a\tb\nc"
+
+
+async def test_hostile_text_is_only_text_everywhere():
+    engine = StoryEngine(8, 4)
+    batches = engine.start(model=HOSTILE)
+    batches += engine.submit(HOSTILE, n=2, max_tokens=30)
+    for _ in range(4):
+        batches += engine.step({"r1.0": " [/nope][@click=app.quit]", "r1.1": " \x1b[31m]"})
+    printable = [decode_batch(encode_batch(batch), printable=True).batch for batch in batches]
+    source = StorySource(engine, printable)
+    source.control.answer = Reply(ok=False, error=HOSTILE)
+    async with running(source, (160, 45)) as (app, pilot):
+        source.set_status(Status.STALE, "[/nope] because")
+        for key in ("2", "down", "down", "3", "1", "right", "right", "4", "5", "i", *"[/x]", "enter"):
+            await pilot.press(key)
+        await until(pilot, lambda: "[/nope] because" in screen_text(app))
+        await until(pilot, lambda: "prompt refused" in screen_text(app), "notification")
+        text = screen_text(app)
+        assert "[@click=app.quit]" in text
+        assert not [c for c in text if c != "\n" and (ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u202c")]
+        assert all(cell_len(line) == 160 for line in text.splitlines())
+        metas = [
+            segment.style.meta
+            for strip in app.screen._compositor.render_strips()
+            for segment in strip
+            if segment.style and segment.style.meta
+        ]
+        assert not [meta for meta in metas if "app.quit" in str(meta.get("@click", ""))]
+
+
+async def test_a_picture_can_be_saved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with running(live(num_steps=2)) as (app, pilot):
+        await pilot.press("s")
+        await until(pilot, lambda: "picture saved" in screen_text(app))
+        (picture,) = tmp_path.glob("*.svg")
+        assert "POOL" in picture.read_text()
+
+
+async def test_no_color_still_tells_the_states_apart(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with running(live(num_steps=2)) as (app, pilot):
+        assert app.no_color
+        await until(pilot, lambda: "■■■■ 2" in screen_text(app) and "□" in screen_text(app))
+
+
+async def test_q_quits():
+    async with running(live()) as (app, pilot):
+        await pilot.press("q")
+        await until(pilot, lambda: not app.is_running)
+
+
+async def test_ctrl_c_quits_also_while_writing():
+    async with running(live()) as (app, pilot):
+        await pilot.press("i", "x", "ctrl+c")
+        await until(pilot, lambda: not app.is_running)
+
+
+async def test_strips_that_did_not_change_are_not_painted_again():
+    async with running(live(num_steps=2)) as (app, _):
+        painted = []
+        header = app.query_one("#header", StripWidget)
+        header.refresh = lambda *_, **__: painted.append("header")
+        app._draw()
+        app._draw()
+        assert painted == []
+        assert app.query_one(PromptBar)

@@ -1,0 +1,329 @@
+"""Pure drawing, as text: what a monochrome screenshot would show."""
+
+import pytest
+from dashboard_story import article_batches, candidates_batches, crowded_engine
+from rich.cells import cell_len
+
+from kvscope.dashboard.cards import build_captions, draw_card_row
+from kvscope.dashboard.frames import Frame, PoolFrame, RateMeter, build_frame, build_pool
+from kvscope.dashboard.glyphs import ASCII, UNICODE
+from kvscope.dashboard.grid import NO_LIGHT, Light, Zoom, block_glyph, draw_row, lay_out
+from kvscope.dashboard.header import draw_banner, draw_bar, draw_gauge, draw_header, format_bytes
+from kvscope.dashboard.inspector import draw_block
+from kvscope.dashboard.requests import draw_requests
+from kvscope.dashboard.selection import light_of, shown_sequence, touched_blocks
+from kvscope.dashboard.strips import clip, clip_start, wrap_parts
+from kvscope.dashboard.table import copied_blocks, draw_table
+from kvscope.dashboard.theme import TEXT
+from kvscope.dashboard.ticker import draw_entry
+from kvscope.events.audit import Finding
+from kvscope.events.types import BlocksReleased
+from kvscope.transport.source import ListSource, Status
+
+
+def frame_of(batches) -> Frame:
+    source = ListSource(batches)
+    source.start()
+    assert source.view.findings == []
+    return build_frame(source.view, RateMeter())
+
+
+def five_states() -> PoolFrame:
+    """Free, reserved, partly written, full, shared and full, cached, shared by many and partly written."""
+    return build_pool(4, (0, 1, 1, 1, 2, 0, 12), (0, 0, 2, 4, 4, 3, 1), ())
+
+
+def grid_text(pool: PoolFrame, zoom: Zoom, glyphs=UNICODE, width: int = 80, light: Light = NO_LIGHT) -> str:
+    layout = lay_out(pool, width, 20, zoom)
+    rows = [draw_row(pool, layout, row, light, glyphs=glyphs, width=width) for row in range(layout.rows)]
+    assert all(strip.cell_length == width for strip in rows)
+    return "\n".join(strip.text.rstrip() for strip in rows)
+
+
+def lines(strips) -> list[str]:
+    return [strip.text.rstrip() for strip in strips]
+
+
+# --- the grid ---------------------------------------------------------------------------------------------------------
+
+
+def test_slots_zoom_shows_every_slot_and_ref_count():
+    shown = grid_text(five_states(), Zoom.SLOTS, width=120)
+    assert " ".join(shown.split()) == "P0 ···· P1 □□□□ 1 P2 ■■□□ 1 P3 ■■■■ 1 P4 ■■■■ 2 P5 ○○○· P6 ■□□□ 12"
+
+
+def test_blocks_zoom_tells_the_states_apart_by_shape():
+    assert grid_text(five_states(), Zoom.BLOCKS) == "P0 ·  □  ◧  ■  ■2 ○  ◧+"
+
+
+def test_dense_zoom_is_one_character_per_block_and_shared_blocks_are_digits():
+    assert grid_text(five_states(), Zoom.DENSE) == "P0 ·□◧■2○+"
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+@pytest.mark.parametrize("zoom", [Zoom.BLOCKS, Zoom.DENSE])
+def test_no_two_states_look_the_same(glyphs, zoom):
+    cells = [
+        grid_text(build_pool(4, (refs,), (written,), ()), zoom, glyphs)
+        for refs, written in [(0, 0), (1, 0), (1, 2), (1, 4), (2, 4), (0, 4)]
+    ]
+    assert len(set(cells)) == 6
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_glyphs_are_one_cell_wide(glyphs):
+    for name, value in vars(glyphs).items():
+        if isinstance(value, str) and name != "newline":
+            assert all(cell_len(character) == 1 for character in value), name
+    assert glyphs is not ASCII or all(str(value).isascii() for value in vars(glyphs).values())
+
+
+def test_groups_zoom_says_how_much_of_each_group_is_held():
+    pool = build_pool(4, (1,) * 8 + (1,) * 4 + (0,) * 12, (4,) * 12 + (0,) * 12, ())
+    layout = lay_out(pool, 7, 1, Zoom.GROUPS)
+    assert layout.group == 8
+    assert draw_row(pool, layout, 0, NO_LIGHT, glyphs=UNICODE, width=8).text.split() == ["P0", "█▄·"]
+
+
+def test_a_group_that_holds_anything_never_looks_free():
+    pool = build_pool(4, (1,) + (0,) * 999, (0,) * 1000, ())
+    layout = lay_out(pool, 10, 1, Zoom.GROUPS)
+    row = draw_row(pool, layout, 0, NO_LIGHT, glyphs=UNICODE, width=10).text
+    assert row.split()[1][0] == UNICODE.levels[1]
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "zoom"),
+    [(6, Zoom.CARDS), (24, Zoom.SLOTS), (300, Zoom.BLOCKS), (1000, Zoom.DENSE), (100_000, Zoom.GROUPS)],
+)
+def test_the_zoom_follows_the_size_of_the_pool(num_blocks, zoom):
+    pool = build_pool(4, (0,) * num_blocks, (0,) * num_blocks, ())
+    layout = lay_out(pool, 80, 20)
+    assert layout.zoom is zoom
+    assert layout.height <= 20
+
+
+def test_long_blocks_are_never_drawn_slot_by_slot():
+    pool = build_pool(256, (1,), (200,), ())
+    assert lay_out(pool, 80, 20, Zoom.CARDS).zoom is Zoom.BLOCKS
+
+
+def test_every_position_of_every_zoom_finds_its_block():
+    pool = build_pool(4, (0,) * 50, (0,) * 50, ())
+    for zoom in Zoom:
+        layout = lay_out(pool, 70, 10, zoom)
+        for block_id in range(0, 50, layout.group):
+            column = layout.label_width + block_id % layout.blocks_per_row // layout.group * layout.cell_width
+            assert layout.block_at(column, layout.line_of(block_id)) == block_id
+
+
+def test_selected_blocks_carry_their_logical_number():
+    frame = frame_of(article_batches())
+    light = light_of(frame, "r1", None)
+    assert light.logical == {3: 0, 0: 1}
+    assert "P3 ■■■■ 1 L0" in grid_text(frame.pool, Zoom.SLOTS, light=light)
+    assert "P1 ■■■■ 1 L" not in grid_text(frame.pool, Zoom.SLOTS, light=light)
+
+
+def test_selection_dims_the_others_and_the_cursor_stands_out():
+    frame = frame_of(article_batches())
+    layout = lay_out(frame.pool, 80, 20, Zoom.BLOCKS)
+
+    def style_of(block_id: int, light: Light):
+        strip = draw_row(frame.pool, layout, 0, light, glyphs=UNICODE, width=80)
+        column = layout.label_width + block_id * layout.cell_width
+        return strip.crop(column, column + 1)._segments[0].style
+
+    plain, lit = NO_LIGHT, light_of(frame, "r1.0", 4)
+    assert style_of(1, lit) != style_of(1, plain)  # another request's block fades
+    assert style_of(3, lit).bold
+    assert style_of(4, lit).bgcolor is not None  # the cursor
+
+
+def test_nothing_is_dimmed_when_the_selected_request_holds_nothing():
+    engine, batches = crowded_engine()
+    frame = frame_of(batches + engine.run(2))
+    assert frame.request("r3").status == "preempted"
+    assert not light_of(frame, "r3", None).dim_others
+
+
+def test_cards_show_holders_and_texts():
+    frame = frame_of(candidates_batches())
+    layout = lay_out(frame.pool, 90, 20)
+    assert layout.zoom is Zoom.CARDS
+    shown = lines(
+        draw_card_row(frame.pool, layout, 0, NO_LIGHT, captions=build_captions(frame), glyphs=UNICODE, width=90)
+    )
+    assert "P0 ■■■■ 2 r1.0 L0 · r1.1 L0" in shown[0]
+    assert "P2 ■■■□ 1 r1.0 L1" in shown[0]
+    assert " p4│ p5│ a0" in shown[1]
+    assert " p4│ p5│ b0" in shown[1]
+
+
+def test_block_glyph_counts_a_longer_block_than_its_size_as_full():
+    assert block_glyph(1, 9, 4, UNICODE) == UNICODE.full
+
+
+def test_blocks_of_the_latest_step_are_known_from_the_log():
+    frame = frame_of(candidates_batches())
+    assert touched_blocks(frame) == {1, 2}
+
+
+# --- gauge, header, banner ------------------------------------------------------------------------------------------
+
+
+def test_gauge_of_the_article():
+    """Figure 2: B and C hold 4 blocks of 6; 12 positions written of 16 reserved."""
+    text = "\n".join(lines(draw_gauge(frame_of(article_batches()), UNICODE, 110)))
+    assert "4/6 blocks" in text
+    assert "waste 4 slots 25%" in text
+    assert "shared 0" in text
+
+
+def test_gauge_counts_what_sharing_saves():
+    text = "\n".join(lines(draw_gauge(frame_of(candidates_batches()), UNICODE, 80)))
+    assert "3/6 blocks" in text
+    assert "shared 1 saves 1" in text
+    assert "CoW 1" in text
+    assert all(cell_len(line) <= 80 for line in text.splitlines())
+
+
+def test_bar_tells_written_reserved_and_free_by_glyph():
+    pool = frame_of(article_batches()).pool
+    assert "".join(text for text, _ in draw_bar(pool, UNICODE, 24)) == "■" * 12 + "□" * 4 + "·" * 8
+
+
+def test_bar_shows_a_little_of_anything_that_is_there():
+    pool = build_pool(16, (1,) + (0,) * 9999, (1,) + (0,) * 9999, ())
+    assert "".join(text for text, _ in draw_bar(pool, UNICODE, 20)) == "■□" + "·" * 18
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_header_fills_its_line_exactly(width):
+    strip = draw_header(frame_of(article_batches()), "story", UNICODE, width, 0.0)
+    assert strip.cell_length == width
+    assert "● LIVE" in strip.text
+    assert "step 1" in strip.text
+
+
+def test_stale_says_for_how_long_and_why():
+    frame = frame_of(article_batches())._replace(status=Status.STALE, status_detail="no heartbeat since 12:04:31")
+    assert "▲ STALE 12 s" in draw_header(frame, "story", UNICODE, 120, 12.3).text
+    assert "no heartbeat since 12:04:31" in lines(draw_banner(frame, UNICODE, 120, 12.3))[0]
+
+
+@pytest.mark.parametrize("status", [Status.CONNECTING, Status.SYNCING, Status.GAP, Status.STALE, Status.ENDED])
+def test_every_state_that_is_not_live_has_a_banner(status):
+    frame = frame_of(article_batches())._replace(status=status)
+    assert status.value in lines(draw_banner(frame, UNICODE, 120, 1.0))[0]
+
+
+def test_a_live_picture_has_no_banner():
+    assert draw_banner(frame_of(article_batches()), UNICODE, 120, 1.0) == []
+
+
+def test_a_broken_invariant_is_the_first_thing_one_reads():
+    findings = (Finding(3, "r1.0 wrote into shared P1 (ref count 2)", 7), Finding(1, "another", 8))
+    frame = frame_of(article_batches())._replace(findings=findings)
+    text = lines(draw_banner(frame, UNICODE, 120, 1.0))[0]
+    assert "invariant 3 broken at step 7: r1.0 wrote into shared P1" in text
+    assert "(+1 more)" in text
+
+
+def test_bytes_are_short():
+    assert [format_bytes(n) for n in (512, 1536, 20 << 20)] == ["512 B", "1.5 KiB", "20 MiB"]
+
+
+# --- requests, table, block, events -----------------------------------------------------------------------------------
+
+
+def test_requests_say_why_they_wait():
+    engine, batches = crowded_engine()
+    batches += engine.run(6)
+    rows = draw_requests(frame_of(batches), "r1", UNICODE, 80)
+    text = "\n".join(lines(row.strip for row in rows))
+    assert "›r1 ▶ running" in text
+    assert "r3 ▼ preempted 1×, needs 5 blocks, 1 free" in text
+    assert [row.key for row in rows][:3] == ["r1", "r1.0", "r1.1"]
+    assert all(row.strip.cell_length == 80 for row in rows)
+
+
+def test_finished_requests_come_last():
+    engine, batches = crowded_engine()
+    batches += engine.cancel("r1") + engine.step()
+    rows = draw_requests(frame_of(batches), None, UNICODE, 80)
+    assert [row.key for row in rows if "." not in row.key][-1] == "r1"
+    assert "✓ cancelled" in "\n".join(row.strip.text for row in rows)
+
+
+def test_table_of_the_candidate_that_copied():
+    frame = frame_of(candidates_batches())
+    text = lines(draw_table(frame, *shown_sequence(frame, "r1.0"), UNICODE, 90))
+    assert text[0].startswith(" L0 → P0 ■■■■ refs 2  = r1.1")
+    assert text[0].endswith("p0│ p1│ p2│ p3")
+    assert text[1].startswith(" L1 → P2 ■■■□ refs 1  ◆ copied from P1")
+    assert text[1].endswith(" p4│ p5│ a0")
+
+
+def test_table_of_the_candidate_that_wrote_in_place():
+    frame = frame_of(candidates_batches())
+    text = lines(draw_table(frame, *shown_sequence(frame, "r1.1"), UNICODE, 90))
+    assert "copied" not in text[1]
+    assert text[1].startswith(" L1 → P1 ■■■□ refs 1")
+
+
+def test_table_shows_reserved_slots_hollow_and_without_text():
+    engine, batches = crowded_engine()
+    plan = engine.step()[:1]
+    frame = frame_of(batches + plan)
+    text = lines(draw_table(frame, *shown_sequence(frame, "r2.0"), UNICODE, 90))
+    assert text[0] == " L0 → P2 □□□□ refs 1"
+
+
+def test_table_of_a_preempted_sequence_says_so():
+    engine, batches = crowded_engine()
+    frame = frame_of(batches + engine.run(2))
+    assert "preempted: no blocks" in lines(draw_table(frame, *shown_sequence(frame, "r3.0"), UNICODE, 90))[0]
+
+
+def test_a_copy_is_forgotten_once_the_table_was_given_back():
+    frame = frame_of(candidates_batches())
+    assert copied_blocks(frame, "r1.0") == {1: (1, 2)}
+    released = BlocksReleased(sequence_id="r1.0", block_ids=[0, 2], freed_block_ids=[2])
+    later = frame.log[-1]._replace(event=released)
+    assert copied_blocks(frame._replace(log=(*frame.log, later)), "r1.0") == {}
+
+
+def test_block_in_words():
+    frame = frame_of(candidates_batches())
+    text = "\n".join(lines(draw_block(frame, 0, UNICODE, 90)))
+    assert "P0  ref count 2  held by r1.0 (L0), r1.1 (L0)  4 of 4 slots written" in text
+    assert '■0 "p0" ■1 " p1"' in text
+    assert "□3" in "\n".join(lines(draw_block(frame, 2, UNICODE, 90)))
+    assert lines(draw_block(frame, 5, UNICODE, 90)) == [" P5 free"]
+
+
+def test_events_mark_copies_and_preemptions_with_a_glyph():
+    frame = frame_of(candidates_batches())
+    text = "\n".join(draw_entry(entry, UNICODE).text for entry in frame.log)
+    assert "◆ r1.0 needs L1 private: copy-on-write P1 -> P2 (2 slots); P1 left to r1.1" in text
+    engine, batches = crowded_engine()
+    frame = frame_of(batches + engine.run(2))
+    assert "▼ r3 preempted" in "\n".join(draw_entry(entry, UNICODE).text for entry in frame.log)
+
+
+# --- text helpers -----------------------------------------------------------------------------------------------------
+
+
+def test_wide_characters_keep_their_columns():
+    assert cell_len(clip("漢字漢字", 5, UNICODE)) <= 5
+    assert cell_len(clip_start("漢字漢字", 5, UNICODE)) <= 5
+    for width in range(1, 12):
+        wrapped = wrap_parts([("king 漢字漢字 🌙🌙 word\nnew", TEXT)], max(width, 2))
+        assert all(strip.cell_length == max(width, 2) for strip in wrapped)
+
+
+def test_wrapping_loses_no_character():
+    text = "a long sentence with averyveryverylongword in it, and an end"
+    shown = "".join(strip.text.strip() for strip in wrap_parts([(text, TEXT)], 9))
+    assert shown.replace(" ", "") == text.replace(" ", "")

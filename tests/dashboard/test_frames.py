@@ -1,0 +1,142 @@
+"""Frames: values copied out of a view, and the totals computed from them."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+from dashboard_story import EPOCH, StoryEngine, article_batches, candidates_batches, crowded_engine
+
+from kvscope.dashboard.frames import (
+    NOBODY,
+    NUM_OWNER_COLOURS,
+    SEVERAL,
+    RateMeter,
+    RequestFrame,
+    SequenceFrame,
+    build_frame,
+    build_pool,
+    owner_code,
+)
+from kvscope.dashboard.pump import FramePump
+from kvscope.events.types import SamplingParams
+from kvscope.transport.source import ListSource
+
+
+def view_of(batches):
+    source = ListSource(batches)
+    source.start()
+    return source.view
+
+
+def test_totals_of_the_article():
+    pool = build_frame(view_of(article_batches()), RateMeter()).pool
+    assert (pool.num_blocks, pool.num_held, pool.num_reserved_slots, pool.num_written_slots) == (6, 4, 16, 12)
+    assert (pool.num_wasted_slots, pool.num_shared, pool.num_saved, pool.num_cached) == (4, 0, 0, 0)
+
+
+def test_sharing_is_counted_in_blocks():
+    pool = build_frame(view_of(candidates_batches(1)), RateMeter()).pool
+    assert (pool.num_held, pool.num_shared, pool.num_saved) == (2, 2, 2)
+    pool = build_frame(view_of(candidates_batches(2)), RateMeter()).pool
+    assert (pool.num_held, pool.num_shared, pool.num_saved) == (3, 1, 1)
+
+
+def test_totals_agree_with_a_plain_count_at_every_step():
+    engine, batches = crowded_engine()
+    source = ListSource(batches)
+    source.start()
+    for _ in range(60):
+        source.feed(engine.step())
+        pool = build_frame(source.view, RateMeter()).pool
+        state = source.view.state
+        held = [block_id for block_id, refs in enumerate(state.ref_counts) if refs]
+        assert pool.num_held == len(held)
+        assert pool.num_shared == sum(refs > 1 for refs in state.ref_counts)
+        assert pool.num_written_slots == sum(state.written_slots[block_id] for block_id in held)
+    assert source.view.findings == []
+
+
+def test_cached_blocks_are_neither_held_nor_waste():
+    pool = build_pool(4, (0, 0, 1), (0, 3, 2), ())
+    assert (pool.num_cached, pool.num_held, pool.num_written_slots, pool.num_wasted_slots) == (1, 1, 2, 2)
+
+
+def test_a_frame_does_not_change_when_the_state_does():
+    engine, batches = crowded_engine()
+    source = ListSource(batches + engine.step())
+    source.start()
+    frame = build_frame(source.view, RateMeter())
+    before = repr(frame)
+    source.feed(engine.run(5))
+    assert repr(frame) == before
+
+
+def test_owner_colours_are_stable_and_shared_between_requests_is_its_own():
+    assert owner_code("r1") == 1
+    assert owner_code(f"r{NUM_OWNER_COLOURS + 1}") == 1
+    assert owner_code("a-name") == owner_code("a-name")
+    assert 1 <= owner_code("a-name") <= NUM_OWNER_COLOURS
+
+    def request(name: str, table: tuple[int, ...]) -> RequestFrame:
+        sequence = SequenceFrame(f"{name}.0", table, 0, (), 0, "", 0, None)
+        return RequestFrame(name, "", "running", None, 0, SamplingParams(), (sequence,), owner_code(name))
+
+    pool = build_pool(4, (1, 2, 0, 1), (4, 4, 0, 1), [request("r1", (0, 1)), request("r2", (1, 3))])
+    assert list(pool.owners) == [1, SEVERAL, NOBODY, 2]
+
+
+def test_tokens_per_second_is_over_event_time():
+    meter = RateMeter()
+    assert meter.observe(EPOCH, 0, 0) is None
+    assert meter.observe(EPOCH, 1_000_000_000, 40) == pytest.approx(40)
+    assert meter.observe(EPOCH, 2_000_000_000, 40) == pytest.approx(20)
+
+
+def test_the_rate_starts_over_when_time_runs_backwards_or_the_engine_is_new():
+    meter = RateMeter()
+    meter.observe(EPOCH, 5_000_000_000, 100)
+    assert meter.observe(EPOCH, 1_000_000_000, 10) is None
+    meter.observe(EPOCH, 2_000_000_000, 20)
+    assert meter.observe(b"another-life", 3_000_000_000, 30) is None
+
+
+def test_an_idle_engine_has_no_rate():
+    engine = StoryEngine(6, 4)
+    assert build_frame(view_of(engine.start()), RateMeter()).tokens_per_s is None
+
+
+def test_the_pump_posts_only_when_something_changed_and_one_frame_at_a_time():
+    source = ListSource(article_batches())
+    source.start()
+    frames, arrived = [], threading.Event()
+
+    def post(frame) -> bool:
+        frames.append(frame)
+        arrived.set()
+        return True
+
+    pump = FramePump(source.view, post, fps=500)
+    pump.start()
+    assert arrived.wait(5)
+    arrived.clear()
+    engine_view = source.view
+    engine_view.set_status(engine_view.status, "more")  # a change while the first frame is not yet drawn
+    assert not arrived.wait(0.05)
+    pump.shown()
+    assert arrived.wait(5)
+    pump.shown()
+    arrived.clear()
+    assert not arrived.wait(0.05)  # nothing has changed since
+    pump.close()
+    assert [frame.status_detail for frame in frames] == ["", "more"]
+
+
+def test_the_dashboard_never_loads_torch():
+    code = (
+        "import sys, kvscope.dashboard.app\n"
+        "bad = [m for m in ('torch', 'triton', 'transformers', 'numpy', 'kvscope.engine') if m in sys.modules]\n"
+        "sys.exit(', '.join(bad) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
