@@ -185,3 +185,11 @@ def test_a_backend_serves_inside_and_outside_of_inference_mode(make_case, name):
     with torch.inference_mode():
         check(backend, case)
     check(backend, case)
+
+
+@pytest.mark.parametrize("name", [*EAGER, "triton"])
+def test_one_backend_serves_step_after_step(make_case, name):
+    """Steps of the same shape with other tables and contexts: nothing of the last step is kept."""
+    backend = get_backend(name)
+    for contexts in ([9, 20], [20, 9], [21, 10]):
+        check(backend, make_case([1, 3], contexts, block_size=4))
