@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, Protocol
 
 import zmq
@@ -40,6 +41,14 @@ MAX_REPLAYS = 64
 REPLAY_PATIENCE_S = 30.0  # how long a replay waits for a client that does not read
 IDLE_POLL_MS = 100
 BLOCKED_POLL_MS = 5
+
+
+class Delivery(Enum):
+    """What became of a frame: on its way, the client's pipe is full, or there is no such client any more."""
+
+    SENT = "sent"
+    FULL = "full"
+    GONE = "gone"
 
 
 class ControlHandler(Protocol):
@@ -151,13 +160,14 @@ class ControlServer:
             raise ControlRefused(f"{op.value}: this engine is read-only for viewers")
         return op
 
-    def _send(self, client: bytes, frame: bytes) -> bool:
-        """Whether the frame is on its way; False when the client's pipe is full or the client is gone."""
+    def _send(self, client: bytes, frame: bytes) -> Delivery:
         try:
             self._socket.send_multipart((client, frame), zmq.NOBLOCK)
+        except zmq.Again:
+            return Delivery.FULL
         except zmq.ZMQError:
-            return False
-        return True
+            return Delivery.GONE
+        return Delivery.SENT
 
     # --- operations ----------------------------------------------------------------------------------------------
 
@@ -212,22 +222,25 @@ class ControlServer:
         return 0 if any(moved) else BLOCKED_POLL_MS
 
     def _advance(self, replay: _Replay) -> bool:
+        """Send one chunk; whether anything moved."""
         chunk = self._publisher.ring.chunk(replay.next_seq, REPLAY_CHUNK_BATCHES)
         for seq, payload in chunk or ():
-            if not self._send(replay.client, encode_reply(replay.request_id, seq=seq, payload=payload)):
-                return self._wait_for(replay)
-            replay.next_seq, replay.moved_at = seq + 1, time.monotonic()
+            if not self._deliver(replay, encode_reply(replay.request_id, seq=seq, payload=payload)):
+                return False
+            replay.next_seq = seq + 1
         if not chunk:
-            self._end_replay(replay, complete=chunk is not None)
+            complete = chunk is not None
+            fields = {"ok": True, "end": True, "next_seq": replay.next_seq, "complete": complete}
+            if self._deliver(replay, encode_reply(replay.request_id, **fields)):
+                self._replays.pop(replay.client, None)
         return True
 
-    def _end_replay(self, replay: _Replay, *, complete: bool) -> None:
-        end = encode_reply(replay.request_id, ok=True, end=True, next_seq=replay.next_seq, complete=complete)
-        if self._send(replay.client, end) or not self._wait_for(replay):
-            self._replays.pop(replay.client, None)
-
-    def _wait_for(self, replay: _Replay) -> bool:
-        """A full pipe: try again later, for a while. Always False: nothing moved."""
-        if time.monotonic() - replay.moved_at > REPLAY_PATIENCE_S:
+    def _deliver(self, replay: _Replay, frame: bytes) -> bool:
+        """Send one frame of a replay. A full pipe is tried again for a while; a client that left is forgotten."""
+        delivery, now = self._send(replay.client, frame), time.monotonic()
+        if delivery is Delivery.SENT:
+            replay.moved_at = now
+            return True
+        if delivery is Delivery.GONE or now - replay.moved_at > REPLAY_PATIENCE_S:
             self._replays.pop(replay.client, None)
         return False

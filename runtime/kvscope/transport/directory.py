@@ -11,7 +11,10 @@ from kvscope.transport.endpoints import EndpointError
 
 def runtime_root() -> Path:
     """`$XDG_RUNTIME_DIR/kvscope`, created private. Raises EndpointError when somebody else could tamper with it."""
-    root = Path(platformdirs.user_runtime_dir("kvscope", appauthor=False))
+    configured = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    # platformdirs quietly goes elsewhere when the directory's mode is not 0700; ours below it is private by itself.
+    base = configured if configured.is_absolute() else Path(platformdirs.user_runtime_dir())
+    root = base / "kvscope"
     try:
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -68,6 +68,7 @@ class Synchronizer:
         self._replay_goal = 0  # the last batch known to exist when the replay was asked for
         self._is_synced = False  # the view shows a state of some life
         self._is_confirmed = False  # the stream has proved that nothing is missing since the state was taken
+        self._has_been_live = False  # before that, what is missing is part of joining, not a gap
         self._gap: str | None = None
         self._trouble = ""  # why the engine does not hand out a state
         self._heard_epoch: bytes | None = None
@@ -167,13 +168,16 @@ class Synchronizer:
         return True
 
     def _confirm(self) -> None:
-        self._is_confirmed, self._gap, self._trouble = True, None, ""
+        self._is_confirmed = self._has_been_live = True
+        self._gap, self._trouble = None, ""
 
     def _begin_new_life(self) -> None:
-        self._gap = None
+        self._gap, self._has_been_live = None, False
         self._need_snapshot()
 
     def _open_gap(self, detail: str) -> None:
+        if not self._has_been_live:
+            return
         if self._gap is None:
             with self.view.lock:
                 self.view.num_gaps += 1
