@@ -293,7 +293,7 @@ def test_interrupted_run_is_130(kvscope: Kvscope) -> None:
 
 def test_replay_in_a_terminal(kvscope: Kvscope, recording: Path) -> None:
     session = kvscope.in_terminal("replay", str(recording))
-    session.wait_for("run.mcap")
+    session.wait_for("REPLAY")
     session.type("q")
     assert session.wait() == 0
     assert session.settings() == session.settings_before

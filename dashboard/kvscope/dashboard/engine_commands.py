@@ -14,6 +14,7 @@ import typer
 
 from kvscope.dashboard import flags
 from kvscope.dashboard.errors import CommandError
+from kvscope.dashboard.terminal import leaving_at_once
 from kvscope.engine.config import EMBEDDED_MODEL, ConfigError, EngineConfig
 from kvscope.events.options import parse_options
 
@@ -70,7 +71,8 @@ def run(
             seed=seed,
         )
         _require_engine("run")
-        from kvscope.engine import commands
+        with leaving_at_once():
+            from kvscope.engine import commands
 
         return commands.run(config, prompt, params, as_json=as_json, record=record, force=force)
 
@@ -123,7 +125,8 @@ def serve(
         _require_engine("serve")
         if until_stdin_closes:
             _stop_when_stdin_closes()
-        from kvscope.engine import commands
+        with leaving_at_once():
+            from kvscope.engine import commands
 
         return commands.serve(
             config,

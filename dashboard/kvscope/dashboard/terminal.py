@@ -87,6 +87,13 @@ def exiting_on_signals() -> Iterator[None]:
 
 
 @contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """For heavy imports: an interrupt inside a C extension's import would surface as that module's ImportError."""
+    with handling(lambda signum, _frame: os._exit(128 + signum)):
+        yield
+
+
+@contextmanager
 def handling(handler: "signal._HANDLER") -> Iterator[None]:
     """`handler` answers the signals that end a program, within the block; ignored ones (nohup) stay ignored."""
     signals = [signum for signum in _ENDING_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
