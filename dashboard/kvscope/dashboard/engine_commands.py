@@ -177,9 +177,8 @@ def _config_errors() -> Iterator[None]:
 
 def _require_engine(command: str) -> None:
     """Raises CommandError when this is the base install."""
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise CommandError(f"{command} needs the engine, and {' and '.join(missing)} is not here; {INSTALL_ENGINE}")
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
+        raise CommandError(f"{command} needs the engine, which is not installed here; {INSTALL_ENGINE}")
 
 
 def _stop_when_stdin_closes() -> None:
