@@ -230,6 +230,12 @@ class Served:
         self.endpoints = endpoints
         self.publisher = Publisher(endpoints.events, **options)  # type: ignore[arg-type]
         self.control = ControlServer(endpoints.control, self.publisher, self.engine)
+        self._num_accepted = 0
+
+    def publish_batch(self, batch: Batch) -> bool:
+        is_accepted = self.publisher.publish(batch)
+        self._num_accepted += is_accepted
+        return is_accepted
 
     def publish(self, num_batches: int = 1) -> None:
         """Like an engine: after a drop the full state goes out instead."""
@@ -238,13 +244,11 @@ class Served:
             num_dropped = self.publisher.take_dropped()
             if num_dropped or self.publisher.needs_full_state:
                 batch = self.stream.full_state(num_dropped)
-            self.publisher.publish(batch)
+            self.publish_batch(batch)
 
     def drain(self) -> None:
-        """Until the publisher has sent everything."""
-        wait_until(self.publisher._queue.empty, "the publisher's queue")
-        with self.publisher._mirror_lock:
-            pass
+        """Until the publisher has taken everything."""
+        wait_until(lambda: self.publisher.last_seq == self._num_accepted - 1, "the publisher")
 
     def close(self) -> None:
         self.control.close()
@@ -278,6 +282,7 @@ class Lab:
         """LIVE, and the whole stream seen."""
         wait_until(lambda: client.view.status is Status.LIVE, "LIVE")
         if served is not None:
+            served.drain()
             wait_until(
                 lambda: client.view.status is Status.LIVE and client.view.last_seq == served.publisher.last_seq,
                 "the last batch",

@@ -24,6 +24,7 @@ class Dealer:
     def _connect(self) -> "zmq.Socket[bytes]":
         dealer = self.context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.RCVTIMEO, 20_000)
+        dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(self.address)
         return dealer
 

@@ -27,6 +27,7 @@ class Subscriber:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self.context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.RCVTIMEO, 20_000)
+        self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.subscribe(EVENTS_TOPIC)
         self.socket.connect(address)
 
@@ -70,17 +71,23 @@ def test_heartbeats_while_idle(lab) -> None:
     subscriber.close()
 
 
+def fill(lab, served) -> None:
+    """One batch in the thread's hands, one in the queue of one; the mirror's lock must be held."""
+    assert served.publish_batch(served.stream.next())
+    lab.wait_until(served.publisher._queue.empty)
+    assert served.publish_batch(served.stream.next())
+
+
 def test_publish_returns_when_the_queue_is_full(lab) -> None:
     """The lock keeps the publisher thread from taking anything; if publish waited, this test would not end."""
     served = lab.serve(max_queue=1)
     served.publish()
     served.drain()
     with served.publisher._mirror_lock:
-        results = [served.publisher.publish(served.stream.next()) for _ in range(50)]
-    assert results.count(True) <= 2, "one in the thread's hands, one in the queue"
-    assert results[-1] is False
+        fill(lab, served)
+        assert not any(served.publish_batch(served.stream.next()) for _ in range(50))
     assert served.publisher.needs_full_state
-    assert served.publisher.take_dropped() == results.count(False)
+    assert served.publisher.take_dropped() == 50
     assert served.publisher.take_dropped() == 0
 
 
@@ -90,12 +97,12 @@ def test_a_drop_is_healed_by_a_full_state(lab) -> None:
     served.publish()
     lab.wait_live(client)
     with served.publisher._mirror_lock:
+        fill(lab, served)
         for _ in range(20):
-            served.publisher.publish(served.stream.next())
-    lab.wait_until(served.publisher._queue.empty)
+            assert not served.publish_batch(served.stream.next())
+    served.drain()
     served.publish()
     assert not served.publisher.needs_full_state
-    lab.wait_until(served.publisher._queue.empty)
     served.drain()
     lab.wait_live(client, served)
     assert client.view.state == served.stream.state
@@ -109,9 +116,9 @@ def test_a_dropped_announcement_is_announced_again(lab) -> None:
     served.publish()
     served.drain()
     with served.publisher._mirror_lock:
-        while served.publisher.publish(served.stream.next()):
-            pass
-        assert served.publisher.publish(served.stream.full_state(served.publisher.take_dropped())) is False
+        fill(lab, served)
+        assert not served.publish_batch(served.stream.next())
+        assert served.publish_batch(served.stream.full_state(served.publisher.take_dropped())) is False
         assert served.publisher.take_dropped() == 2
         assert served.publisher.needs_full_state
 
@@ -138,7 +145,7 @@ def test_a_mirror_that_cannot_follow_asks_for_a_full_state(lab) -> None:
     served = lab.serve()
     served.publish(5)
     bad = ev.SlotsWritten(sequence_id="nobody.0", start=0, stop=1)
-    assert served.publisher.publish(msgspec.structs.replace(served.stream.batches[-1], events=(bad,)))
+    assert served.publish_batch(msgspec.structs.replace(served.stream.batches[-1], events=(bad,)))
     lab.wait_until(lambda: served.publisher.needs_full_state)
     with pytest.raises(SnapshotUnavailable, match="full state"):
         served.publisher.snapshot()
@@ -165,7 +172,7 @@ def test_the_mirror_does_not_change_the_engines_state(lab) -> None:
     served.publish(9)
     state = copy.deepcopy(served.stream.state)
     handed_over = FullState(state=state)
-    served.publisher.publish(msgspec.structs.replace(served.stream.batches[-1], events=(handed_over,)))
+    served.publish_batch(msgspec.structs.replace(served.stream.batches[-1], events=(handed_over,)))
     served.publish(20)
     served.drain()
     assert state != served.stream.state
@@ -180,9 +187,8 @@ def test_a_batch_larger_than_a_frame_reaches_clients_as_a_snapshot(lab) -> None:
     huge = ev.TokensGenerated(sequence_id="r1.0", token_ids=[], pieces=[], text="x" * (MAX_BATCH_BYTES + 1))
     batch = msgspec.structs.replace(served.stream.batches[-1], events=(huge,))
     served.stream.auditor.observe(batch)
-    served.publisher.publish(batch)
+    served.publish_batch(batch)
     served.publish(2)
-    lab.wait_until(served.publisher._queue.empty)
     lab.wait_live(client, served)
     assert client.view.state == served.stream.state
     assert client.view.num_gaps == 1
@@ -196,7 +202,7 @@ def test_close_sends_what_is_queued(lab) -> None:
     served.publish(100)
     served.publisher.close()
     assert [subscriber.receive(EVENTS_TOPIC)[0] for _ in range(100)] == list(range(1, 101))
-    assert served.publisher.publish(served.stream.next()) is False
+    assert served.publish_batch(served.stream.next()) is False
     served.publisher.close()
     subscriber.close()
 
@@ -210,9 +216,8 @@ def test_a_subscriber_that_does_not_read_slows_nobody(lab) -> None:
     lab.wait_live(client, served)
     pause = Batch(epoch=served.stream.epoch, step=9, phase="control", time_ns=1, events=(ev.EnginePaused(),) * 20)
     for _ in range(8_000):
-        lab.wait_until(lambda: served.publisher.publish(pause))
+        lab.wait_until(lambda: served.publish_batch(pause))
     served.publisher.take_dropped()
-    lab.wait_until(served.publisher._queue.empty)
     served.drain()
     assert served.publisher.last_seq == 8_004
     lab.wait_live(client, served)

@@ -225,18 +225,21 @@ class Publisher:
 
     def _send(self, batch: Batch) -> None:
         payload = encode_batch(batch)
+        fits = len(payload) <= MAX_BATCH_BYTES
         with self._mirror_lock:
             seq = 0 if self._last_seq is None else self._last_seq + 1
             self._fold(batch)
+            if fits:
+                self.ring.append(SentBatch(seq, payload))
+            else:
+                self.ring.clear()
             self._last_seq, self._last_batch, self._last_batch_at_ns = seq, batch, time.monotonic_ns()
-            self._record(seq, batch, payload)
-        if len(payload) > MAX_BATCH_BYTES:
-            # No client accepts such a frame. The number stays unsent: clients see a gap and fetch the snapshot.
+            self._record(seq, batch, payload if fits else None)
+        if fits:
+            self._socket.send_multipart((EVENTS_TOPIC, encode_seq(seq), payload))
+        else:
+            # No client accepts such a frame. Its number stays unsent: clients see a gap and fetch the snapshot.
             logger.warning("batch %d has %d bytes and was not sent; clients fetch the state instead", seq, len(payload))
-            self.ring.clear()
-            return
-        self.ring.append(SentBatch(seq, payload))
-        self._socket.send_multipart((EVENTS_TOPIC, encode_seq(seq), payload))
 
     def _fold(self, batch: Batch) -> None:
         full_state = any(isinstance(event, FullState) for event in batch.events)
@@ -254,10 +257,10 @@ class Publisher:
         with self._drop_lock:
             self._needs_full_state = True
 
-    def _record(self, seq: int, batch: Batch, payload: bytes) -> None:
+    def _record(self, seq: int, batch: Batch, payload: bytes | None) -> None:
         if self._recorder is None:
             return
-        if len(payload) <= MAX_BATCH_BYTES:
+        if payload is not None:
             self._recorder.record(seq, self._log_time_ns(batch.time_ns), payload)
         elif self._mirror_is_sound:
             self._recorder.record_keyframe(seq, self._log_time_ns(batch.time_ns), encode_state(self._mirror))

@@ -154,8 +154,8 @@ class Synchronizer:
         elif received.seq > self._expected():
             self._aside.append(received)
             self._need_replay(received.seq - 1)
-        elif received.seq == self._expected() and self._apply(received):
-            self._confirm()
+        elif received.seq < self._expected() or self._apply(received):
+            self._confirm()  # the stream has nothing that the state lacks
 
     def _apply(self, received: _Received) -> bool:
         seq, (batch, num_refused) = received

@@ -1,0 +1,288 @@
+"""The synchronizer's rules, step by step, under a clock that the test moves."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from kvscope.events.codec import encode_batch, encode_state
+from kvscope.events.state import EngineState, apply_batch
+from kvscope.transport.requests import Op
+from kvscope.transport.source import Status, View
+from kvscope.transport.sync import ANSWER_TIMEOUT_S, Phase, Synchronizer
+from kvscope.transport.wire import Heartbeat
+
+
+class Bench:
+    """A synchronizer, the questions it asked, and an engine's stream to answer them from."""
+
+    def __init__(self, stream) -> None:
+        self.now = 100.0
+        self.asked: list[tuple[Op, dict[str, Any]]] = []
+        self.connected = True
+        self.stream = stream
+        self.view = View()
+        self.sync = Synchronizer(self.view, self.ask, clock=lambda: self.now, wall_clock=lambda: 0.0)
+
+    def ask(self, op: Op, **fields: Any) -> int | None:
+        if not self.connected:
+            return None
+        self.asked.append((op, fields))
+        return len(self.asked)
+
+    @property
+    def status(self) -> Status:
+        return self.view.status
+
+    def tick(self, seconds: float = 0.2) -> None:
+        self.now += seconds
+        self.sync.tick()
+
+    def batch(self, seq: int) -> None:
+        self.sync.on_batch(seq, encode_batch(self.stream.batches[seq]))
+
+    def heartbeat(self, last_seq: int) -> None:
+        self.sync.on_heartbeat(Heartbeat(self.stream.epoch, last_seq, 1, 1))
+
+    def state_at(self, seq: int) -> EngineState:
+        state = EngineState()
+        for batch in self.stream.batches[: seq + 1]:
+            state = apply_batch(state, copy.deepcopy(batch))
+        return state
+
+    def snapshot(self, seq: int) -> None:
+        self.sync.on_reply({"id": len(self.asked), "ok": True, "seq": seq, "state": encode_state(self.state_at(seq))})
+
+    def replay(self, seqs: range, *, complete: bool = True) -> None:
+        for seq in seqs:
+            payload = encode_batch(self.stream.batches[seq])
+            self.sync.on_reply({"id": len(self.asked), "seq": seq, "payload": payload})
+        self.sync.on_reply(
+            {"id": len(self.asked), "ok": True, "end": True, "next_seq": seqs.stop, "complete": complete}
+        )
+
+    def go_live(self, seq: int) -> None:
+        self.tick()
+        self.snapshot(seq)
+        self.heartbeat(seq)
+        assert self.status is Status.LIVE
+
+
+@pytest.fixture
+def bench(lab) -> Bench:
+    stream = lab.Stream()
+    stream.take(60)
+    return Bench(stream)
+
+
+def test_nothing_is_live_before_the_stream_agrees(bench: Bench) -> None:
+    assert bench.status is Status.CONNECTING
+    bench.tick()
+    assert bench.asked == [(Op.SNAPSHOT, {})]
+    bench.snapshot(9)
+    assert bench.status is Status.SYNCING
+    bench.heartbeat(9)
+    assert bench.status is Status.LIVE
+
+
+def test_a_snapshot_ahead_of_the_stream(bench: Bench) -> None:
+    bench.tick()
+    for seq in (5, 6, 7):
+        bench.batch(seq)
+    bench.snapshot(9)
+    for seq in (8, 9):
+        bench.batch(seq)
+    assert bench.view.last_seq == 9
+    bench.batch(10)
+    assert bench.status is Status.LIVE
+    assert bench.view.state == bench.state_at(10)
+
+
+def test_batches_kept_aside_follow_the_snapshot(bench: Bench) -> None:
+    bench.tick()
+    for seq in range(5, 15):
+        bench.batch(seq)
+    bench.snapshot(9)
+    assert (bench.view.last_seq, bench.status) == (14, Status.LIVE)
+    assert bench.view.state == bench.state_at(14)
+
+
+def test_what_is_missing_while_joining_is_not_a_gap(bench: Bench) -> None:
+    bench.tick()
+    bench.snapshot(9)
+    bench.batch(12)
+    assert (bench.status, bench.sync.phase) == (Status.SYNCING, Phase.REPLAYING)
+    bench.tick()
+    assert bench.asked[-1] == (Op.REPLAY, {"seq": 10})
+    bench.replay(range(10, 13))
+    assert (bench.status, bench.view.num_gaps, bench.view.last_seq) == (Status.LIVE, 0, 12)
+
+
+def test_a_gap_is_never_live(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.batch(12)
+    assert (bench.status, bench.view.status_detail) == (Status.GAP, "batches 10 to 11 are missing")
+    bench.tick()
+    bench.batch(13)
+    assert bench.status is Status.GAP
+    bench.replay(range(10, 12))
+    assert (bench.status, bench.view.last_seq, bench.view.num_gaps) == (Status.LIVE, 13, 1)
+    assert bench.view.state == bench.state_at(13)
+
+
+def test_a_second_gap_among_the_batches_kept_aside(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.batch(12)
+    bench.batch(15)
+    bench.tick()
+    bench.replay(range(10, 12))
+    assert (bench.status, bench.view.last_seq) == (Status.GAP, 12)
+    bench.tick()
+    bench.replay(range(13, 15))
+    assert (bench.status, bench.view.last_seq) == (Status.LIVE, 15)
+
+
+def test_an_incomplete_replay_leads_to_a_snapshot(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.batch(20)
+    bench.tick()
+    bench.replay(range(10, 10), complete=False)
+    assert bench.status is Status.GAP
+    bench.tick()
+    assert bench.asked[-1] == (Op.SNAPSHOT, {})
+    bench.snapshot(21)
+    assert bench.status is Status.LIVE, "batch 20 was heard, and the state is past it"
+    bench.batch(22)
+    assert (bench.status, bench.view.state) == (Status.LIVE, bench.state_at(22))
+
+
+def test_a_replay_that_ends_short_leads_to_a_snapshot(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.heartbeat(20)
+    bench.tick()
+    bench.replay(range(10, 15))
+    bench.tick()
+    assert (bench.status, bench.asked[-1][0]) == (Status.GAP, Op.SNAPSHOT)
+
+
+def test_a_replay_with_a_hole_leads_to_a_snapshot(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.batch(20)
+    bench.tick()
+    bench.sync.on_reply({"id": 2, "seq": 11, "payload": encode_batch(bench.stream.batches[11])})
+    bench.tick()
+    assert (bench.status, bench.asked[-1][0]) == (Status.GAP, Op.SNAPSHOT)
+
+
+def test_a_batch_that_does_not_fit_leads_to_a_snapshot(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.view.state.requests.clear()
+    for seq in range(10, 30):
+        bench.batch(seq)
+    assert bench.status is Status.GAP
+    assert "does not fit" in bench.view.status_detail
+    bench.tick()
+    bench.snapshot(29)
+    bench.heartbeat(29)
+    assert (bench.status, bench.view.state) == (Status.LIVE, bench.state_at(29))
+
+
+def test_duplicates_and_old_batches_are_skipped(bench: Bench) -> None:
+    bench.go_live(9)
+    for seq in (9, 3, 10, 10, 9):
+        bench.batch(seq)
+    assert (bench.view.last_seq, bench.view.state) == (10, bench.state_at(10))
+
+
+def test_silence(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.tick(1.9)
+    assert bench.status is Status.LIVE
+    bench.tick(0.2)
+    assert bench.status is Status.STALE
+    assert bench.view.status_detail.startswith("no heartbeat since ")
+    bench.heartbeat(9)
+    assert bench.status is Status.LIVE
+
+
+def test_after_silence_what_was_missed_is_fetched_first(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.tick(3.0)
+    bench.batch(30)
+    assert bench.status is Status.GAP
+    bench.tick(3.0)
+    assert bench.status is Status.STALE, "silence while replaying"
+    bench.heartbeat(30)
+    assert bench.status is Status.GAP
+    bench.tick()
+    bench.replay(range(10, 31))
+    assert bench.status is Status.LIVE
+
+
+def test_another_life(bench: Bench, lab) -> None:
+    bench.go_live(9)
+    bench.stream = lab.Stream(99)
+    bench.stream.take(40)
+    bench.batch(10)
+    assert (bench.status, bench.view.last_seq) == (Status.SYNCING, 9)
+    bench.tick()
+    bench.snapshot(12)
+    bench.batch(13)
+    assert (bench.status, bench.view.state) == (Status.LIVE, bench.state_at(13))
+    assert bench.view.num_gaps == 0
+
+
+def test_a_snapshot_of_the_life_before_is_not_taken(bench: Bench, lab) -> None:
+    bench.tick()
+    old = bench.stream
+    bench.stream = lab.Stream(99)
+    bench.stream.take(40)
+    bench.batch(10)
+    new, bench.stream = bench.stream, old
+    bench.snapshot(9)
+    assert bench.view.last_seq is None
+    bench.stream = new
+    bench.tick()
+    bench.snapshot(12)
+    bench.heartbeat(12)
+    assert bench.status is Status.LIVE
+
+
+def test_goodbye(bench: Bench) -> None:
+    bench.stream.stop()
+    bench.go_live(59)
+    bench.batch(60)
+    assert bench.status is Status.ENDED
+    bench.tick(10.0)
+    assert bench.status is Status.ENDED
+
+
+def test_no_engine_is_asked_again_and_again(bench: Bench) -> None:
+    bench.connected = False
+    bench.tick()
+    bench.connected = True
+    bench.tick()
+    assert len(bench.asked) == 1
+    bench.tick(ANSWER_TIMEOUT_S / 2)
+    assert len(bench.asked) == 1
+    bench.tick(ANSWER_TIMEOUT_S)
+    assert len(bench.asked) == 2
+
+
+def test_a_late_answer_to_an_old_question_is_skipped(bench: Bench) -> None:
+    bench.tick()
+    bench.tick(ANSWER_TIMEOUT_S + 1)
+    bench.sync.on_reply({"id": 1, "ok": True, "seq": 5, "state": encode_state(bench.state_at(5))})
+    assert bench.view.last_seq is None
+    bench.snapshot(9)
+    assert bench.view.last_seq == 9
+
+
+def test_questions_are_paced_whatever_the_engine_sends(bench: Bench) -> None:
+    bench.tick()
+    for _ in range(1_000):
+        bench.sync.on_reply({"id": len(bench.asked), "ok": True, "seq": 1, "state": b"\xc1"})
+        bench.tick(0.0001)
+    assert len(bench.asked) <= 3
+    assert bench.view.num_refused_events <= 3
+    assert "not MessagePack" in bench.view.status_detail
