@@ -5,7 +5,7 @@ from dashboard_story import article_batches, candidates_batches, crowded_engine
 from rich.cells import cell_len
 
 from kvscope.dashboard.cards import build_captions, draw_card_row
-from kvscope.dashboard.frames import Frame, PoolFrame, RateMeter, build_frame, build_pool
+from kvscope.dashboard.frames import Frame, FrameBuilder, PoolFrame, build_frame, build_pool
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.grid import NO_LIGHT, Light, Zoom, block_glyph, draw_row, lay_out
 from kvscope.dashboard.header import draw_banner, draw_bar, draw_gauge, draw_header, format_bytes
@@ -25,7 +25,7 @@ def frame_of(batches) -> Frame:
     source = ListSource(batches)
     source.start()
     assert source.view.findings == []
-    return build_frame(source.view, RateMeter())
+    return build_frame(source.view, FrameBuilder())
 
 
 def five_states() -> PoolFrame:

@@ -11,6 +11,8 @@ from kvscope.dashboard.frames import (
     NOBODY,
     NUM_OWNER_COLOURS,
     SEVERAL,
+    FrameBuilder,
+    OwnerCodes,
     RateMeter,
     RequestFrame,
     SequenceFrame,
@@ -30,15 +32,15 @@ def view_of(batches):
 
 
 def test_totals_of_the_article():
-    pool = build_frame(view_of(article_batches()), RateMeter()).pool
+    pool = build_frame(view_of(article_batches()), FrameBuilder()).pool
     assert (pool.num_blocks, pool.num_held, pool.num_reserved_slots, pool.num_written_slots) == (6, 4, 16, 12)
     assert (pool.num_wasted_slots, pool.num_shared, pool.num_saved, pool.num_cached) == (4, 0, 0, 0)
 
 
 def test_sharing_is_counted_in_blocks():
-    pool = build_frame(view_of(candidates_batches(1)), RateMeter()).pool
+    pool = build_frame(view_of(candidates_batches(1)), FrameBuilder()).pool
     assert (pool.num_held, pool.num_shared, pool.num_saved) == (2, 2, 2)
-    pool = build_frame(view_of(candidates_batches(2)), RateMeter()).pool
+    pool = build_frame(view_of(candidates_batches(2)), FrameBuilder()).pool
     assert (pool.num_held, pool.num_shared, pool.num_saved) == (3, 1, 1)
 
 
@@ -48,7 +50,7 @@ def test_totals_agree_with_a_plain_count_at_every_step():
     source.start()
     for _ in range(60):
         source.feed(engine.step())
-        pool = build_frame(source.view, RateMeter()).pool
+        pool = build_frame(source.view, FrameBuilder()).pool
         state = source.view.state
         held = [block_id for block_id, refs in enumerate(state.ref_counts) if refs]
         assert pool.num_held == len(held)
@@ -66,7 +68,7 @@ def test_a_frame_does_not_change_when_the_state_does():
     engine, batches = crowded_engine()
     source = ListSource(batches + engine.step())
     source.start()
-    frame = build_frame(source.view, RateMeter())
+    frame = build_frame(source.view, FrameBuilder())
     before = repr(frame)
     source.feed(engine.run(5))
     assert repr(frame) == before
@@ -86,6 +88,18 @@ def test_owner_colours_are_stable_and_shared_between_requests_is_its_own():
     assert list(pool.owners) == [1, SEVERAL, NOBODY, 2]
 
 
+def test_remembered_colours_equal_those_computed_afresh():
+    engine, batches = crowded_engine()
+    source = ListSource(batches)
+    source.start()
+    builder = FrameBuilder()
+    for _ in range(80):
+        source.feed(engine.step())
+        frame = build_frame(source.view, builder)
+        fresh = OwnerCodes().update(frame.pool.num_blocks, frame.pool.num_held, frame.requests)
+        assert frame.pool.owners == fresh
+
+
 def test_tokens_per_second_is_over_event_time():
     meter = RateMeter()
     assert meter.observe(EPOCH, 0, 0) is None
@@ -103,7 +117,7 @@ def test_the_rate_starts_over_when_time_runs_backwards_or_the_engine_is_new():
 
 def test_an_idle_engine_has_no_rate():
     engine = StoryEngine(6, 4)
-    assert build_frame(view_of(engine.start()), RateMeter()).tokens_per_s is None
+    assert build_frame(view_of(engine.start()), FrameBuilder()).tokens_per_s is None
 
 
 def test_the_pump_posts_only_when_something_changed_and_one_frame_at_a_time():

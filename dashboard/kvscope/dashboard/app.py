@@ -1,39 +1,36 @@
 """The dashboard: composes the panes, receives frames, and keeps what the user has selected."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.events import Resize
 from textual.message import Message
-from textual.notifications import SeverityLevel
-from textual.screen import Screen
 from textual.widgets import Footer
 
+from kvscope.dashboard.actions import ActionsApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.cards import build_captions
-from kvscope.dashboard.frames import Frame, RateMeter, build_frame
-from kvscope.dashboard.glyphs import ASCII, UNICODE, Glyphs
+from kvscope.dashboard.frames import Frame
+from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
-from kvscope.dashboard.help import HelpScreen
-from kvscope.dashboard.keys import KEYS, PANES, app_bindings
+from kvscope.dashboard.keys import PANES, app_bindings
 from kvscope.dashboard.pane import StripWidget
 from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane
-from kvscope.dashboard.playback import Player, draw_playback, next_speed
+from kvscope.dashboard.playback import draw_playback
 from kvscope.dashboard.prompt import PromptBar
 from kvscope.dashboard.pump import FramePump
-from kvscope.dashboard.replies import ask
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
-from kvscope.dashboard.selection import find_selected, light_of, shown_sequence
+from kvscope.dashboard.selection import light_of, shown_sequence
 from kvscope.dashboard.theme import THEME
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
-from kvscope.transport.source import PendingReply, Source
+from kvscope.transport.source import Source
 
 TALL_HEIGHT = 42
 
@@ -49,7 +46,7 @@ class FrameReady(Message):
         return isinstance(message, FrameReady)
 
 
-class DashboardApp(App[None]):
+class DashboardApp(ActionsApp):
     """Watches one source. `scripted_prompts` are sent one after the other until the user types."""
 
     CSS_PATH = "dashboard.tcss"
@@ -68,20 +65,15 @@ class DashboardApp(App[None]):
         fps: int = 15,
         defaults: SamplingParams | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(source, ASCII if ascii_only else UNICODE)
         self.register_theme(THEME)
         self.theme = THEME.name
-        self._source = source
         self._source_title = make_printable(title)
-        self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
         self._script, self._script_delay_s = list(scripted_prompts), scripted_delay_s
         self._defaults = defaults if defaults is not None else SamplingParams()
         self._pump = FramePump(source.view, lambda frame: self.post_message(FrameReady(frame)), fps)
-        self._frame = build_frame(source.view, RateMeter())
-        self._selected: str | None = None
         self._cursor: int | None = None
         self._front = "requests"  # the pane below the grid in the compact arrangement
-        self._player: Player | None = getattr(source, "player", None)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -106,7 +98,7 @@ class DashboardApp(App[None]):
         self._arrange()
         self.query_one("#grid").focus()
         self._pump.start()
-        self.set_interval(0.5, self._draw_top)
+        self.set_interval(0.5, self.draw_top)
         if self._script and self._source.control is not None:
             self.set_timer(self._script_delay_s, self._next_scripted)
 
@@ -139,7 +131,7 @@ class DashboardApp(App[None]):
 
     def _draw(self) -> None:
         frame, base = self._frame, self.screen_stack[0]
-        self._draw_top()
+        self.draw_top()
         shown = shown_sequence(frame, self._selected)
         light = light_of(frame, self._selected, self._cursor)
         base.query_one(BlockGrid).show(frame.pool, light, build_captions(frame))
@@ -149,7 +141,7 @@ class DashboardApp(App[None]):
         base.query_one(EventsPane).show(frame.log)
         self._draw_titles(shown[1].sequence_id if shown is not None else None)
 
-    def _draw_top(self) -> None:
+    def draw_top(self) -> None:
         frame, base, width = self._frame, self.screen_stack[0], self.size.width
         age_s = max(time.monotonic() - frame.status_since, 0.0)
         strips = {
@@ -208,7 +200,7 @@ class DashboardApp(App[None]):
         if name != "grid":
             self._front = name
             self._show_front()
-        self.screen_stack[0].query_one(f"#{name}").focus()
+        self.screen.set_focus(self.screen_stack[0].query_one(f"#{name}"))
         self.call_after_refresh(self._draw)
 
     def action_zoom(self, step: int) -> None:
@@ -220,7 +212,7 @@ class DashboardApp(App[None]):
     # --- the prompt -----------------------------------------------------------------------------------------------
 
     def action_focus_prompt(self) -> None:
-        self.query_one(PromptBar).input.focus()
+        self.screen.set_focus(self.query_one(PromptBar).input)
 
     def action_leave_prompt(self) -> None:
         self.query_one("#grid").focus()
@@ -240,94 +232,3 @@ class DashboardApp(App[None]):
         if self._script:
             self.query_one(PromptBar).submit(self._script.pop(0))
             self.set_timer(self._script_delay_s, self._next_scripted)
-
-    # --- the engine -----------------------------------------------------------------------------------------------
-
-    def action_toggle_pause(self) -> None:
-        if (control := self._source.control) is not None:
-            paused = self._frame.engine_status == "paused"
-            self._ask(control.resume if paused else control.pause, "resume" if paused else "pause")
-
-    def action_step(self) -> None:
-        if self._player is not None:
-            self._player.step_forward()
-            self._draw_top()
-        elif (control := self._source.control) is not None:
-            self._ask(control.step, "step")
-
-    def action_cancel(self) -> None:
-        control, chosen = self._source.control, find_selected(self._frame, self._selected)
-        if control is None:
-            return
-        if chosen is None:
-            self.tell("select a request first: 2, then up or down", severity="warning")
-            return
-        request_id = chosen[0].request_id
-        self._ask(lambda: control.cancel(request_id), f"cancel {request_id}")
-
-    def _ask(self, call: Callable[[], PendingReply], what: str) -> None:
-        self.run_worker(self._ask_and_tell(call, what), exit_on_error=False)
-
-    async def _ask_and_tell(self, call: Callable[[], PendingReply], what: str) -> None:
-        reply = await ask(call)
-        if not reply.ok:
-            self.tell(f"{what}: {reply.error or 'refused without a reason'}", severity="error")
-
-    def tell(self, message: str, *, severity: SeverityLevel = "information") -> None:
-        """A notification; the text is never read as markup."""
-        self.notify(make_printable(message), severity=severity, markup=False)
-
-    # --- the recording --------------------------------------------------------------------------------------------
-
-    def action_play(self) -> None:
-        if self._player is not None:
-            self._player.toggle()
-            self._draw_top()
-
-    def action_rewind(self) -> None:
-        if self._player is not None:
-            self._player.seek_start()
-            self._draw_top()
-
-    def action_step_back(self) -> None:
-        back = getattr(self._player, "step_back", None)
-        if back is None:
-            self.tell("this recording plays forwards only; Home goes to its start", severity="warning")
-            return
-        back()
-        self._draw_top()
-
-    def action_speed(self, step: int) -> None:
-        if self._player is not None:
-            self._player.speed = next_speed(self._player.speed, step)
-            self._draw_top()
-
-    # --- the rest -------------------------------------------------------------------------------------------------
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys that cannot work here are neither offered nor caught."""
-        needs = next((key.needs for key in KEYS if key.action.split("(")[0] == action), "")
-        live, recorded = self._source.control is not None, self._player is not None
-        return {"engine": live, "recording": recorded, "steps": live or recorded}.get(needs, True)
-
-    def action_help(self) -> None:
-        self.push_screen(HelpScreen(self._glyphs))
-
-    def action_save_picture(self) -> None:
-        try:
-            path = self.save_screenshot(path=".")
-        except OSError as error:
-            self.tell(f"no picture saved: {error}", severity="error")
-            return
-        self.tell(f"picture saved: {path}")
-
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Every action of the key table, and Textual's themes."""
-        for key in KEYS:
-            name = key.action.split("(")[0]
-            if self.check_action(name, ()) and not key.priority:
-                yield SystemCommand(key.label.capitalize(), key.about, self._runner(key.action))
-        yield SystemCommand("Theme", "Change the colours around the cells", self.action_change_theme)
-
-    def _runner(self, action: str) -> Callable[[], object]:
-        return lambda: self.run_worker(self.run_action(action), exit_on_error=False)

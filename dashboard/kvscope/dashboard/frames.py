@@ -7,7 +7,7 @@ released.
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
 from operator import not_
 from typing import NamedTuple
@@ -69,6 +69,10 @@ class PoolFrame(NamedTuple):
     @property
     def num_blocks(self) -> int:
         return len(self.refs)
+
+    def count_shared(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks have a ref count above one."""
+        return sum(map((1).__lt__, map(self.refs.__getitem__, block_ids))) if self.num_shared else 0
 
     @property
     def num_reserved_slots(self) -> int:
@@ -143,8 +147,64 @@ class RateMeter:
         return (samples[-1][1] - samples[0][1]) * 1e9 / elapsed_ns if elapsed_ns else None
 
 
-def build_frame(view: View, meter: RateMeter) -> Frame:
-    """Copy what is drawn out of the view. Takes and releases the view's lock; mutates only the meter."""
+class OwnerCodes:
+    """Which request's colour each block has.
+
+    Remembers the last tables: when they have only grown, as in nearly every step, only the new blocks are coloured.
+    """
+
+    def __init__(self) -> None:
+        self._codes = bytearray()
+        self._tables: dict[str, tuple[int, ...]] = {}
+
+    def update(self, num_blocks: int, num_held: int, requests: Sequence[RequestFrame]) -> bytes:
+        tables = {seq.sequence_id: seq.table for request in requests for seq in request.sequences if seq.table}
+        if len(self._codes) != num_blocks or not self._grew(tables):
+            self._colour_all(num_blocks, num_held, requests)
+        else:
+            for request in requests:
+                for seq in request.sequences:
+                    for block_id in seq.table[len(self._tables.get(seq.sequence_id, ())) :]:
+                        self._codes[block_id] = request.owner
+        self._tables = tables
+        return bytes(self._codes)
+
+    def _grew(self, tables: dict[str, tuple[int, ...]]) -> bool:
+        """Every table is as it was, or longer by blocks that nobody had before; tables of new sequences count not."""
+        if tables.keys() != self._tables.keys():
+            return False
+        codes = self._codes
+        for name, table in tables.items():
+            before = self._tables[name]
+            if table[: len(before)] != before or any(codes[block_id] for block_id in table[len(before) :]):
+                return False
+        return True
+
+    def _colour_all(self, num_blocks: int, num_held: int, requests: Sequence[RequestFrame]) -> None:
+        held = [(request.owner, distinct_blocks(request)) for request in requests]
+        self._codes = codes = bytearray(num_blocks)
+        apart = sum(len(block_ids) for _, block_ids in held) == num_held  # no block belongs to two requests
+        for owner, block_ids in held:
+            for block_id in block_ids:
+                codes[block_id] = owner if apart or not codes[block_id] else SEVERAL
+
+
+def distinct_blocks(request: RequestFrame) -> Collection[int]:
+    """The blocks a request holds, each once."""
+    if len(request.sequences) == 1:
+        return request.sequences[0].table
+    return set[int]().union(*(sequence.table for sequence in request.sequences))
+
+
+class FrameBuilder:
+    """What is remembered from one frame to the next: the token rate's samples and the colours of blocks."""
+
+    def __init__(self) -> None:
+        self.meter, self.owners = RateMeter(), OwnerCodes()
+
+
+def build_frame(view: View, builder: FrameBuilder) -> Frame:
+    """Copy what is drawn out of the view. Takes and releases the view's lock; mutates only the builder."""
     with view.lock:
         state = view.state
         refs, written = tuple(state.ref_counts), tuple(state.written_slots)
@@ -162,7 +222,7 @@ def build_frame(view: View, meter: RateMeter) -> Frame:
             step=state.step,
             phase=state.phase,
             time_ns=state.time_ns,
-            tokens_per_s=_rate(state, meter),
+            tokens_per_s=_rate(state, builder.meter),
             counters=msgspec.structs.replace(state.counters),
             pool=EMPTY_POOL,
             requests=requests,
@@ -170,20 +230,24 @@ def build_frame(view: View, meter: RateMeter) -> Frame:
             findings=tuple(view.findings),
         )
     block_size = frame.info.block_size if frame.info is not None else 1
-    return frame._replace(pool=build_pool(block_size, refs, written, requests))
+    return frame._replace(pool=build_pool(block_size, refs, written, requests, builder.owners))
 
 
 def build_pool(
-    block_size: int, refs: tuple[int, ...], written: tuple[int, ...], requests: Iterable[RequestFrame]
+    block_size: int,
+    refs: tuple[int, ...],
+    written: tuple[int, ...],
+    requests: Sequence[RequestFrame],
+    owners: OwnerCodes | None = None,
 ) -> PoolFrame:
-    """Totals and owner colours of a pool."""
+    """Totals and owner colours of a pool; `owners` remembers the last frame's, to save work."""
     num_held = len(refs) - refs.count(0)
     kept = tuple(compress(written, map(not_, refs)))  # written slots of blocks that no table points at
     return PoolFrame(
         block_size=block_size,
         refs=refs,
         written=written,
-        owners=_owner_codes(len(refs), requests),
+        owners=(owners or OwnerCodes()).update(len(refs), num_held, requests),
         num_held=num_held,
         num_cached=len(kept) - kept.count(0),
         num_shared=num_held - refs.count(1),
@@ -197,15 +261,6 @@ def owner_code(request_id: str) -> int:
     digits = re.search(r"(\d{1,18})$", request_id)
     number = int(digits.group(1)) - 1 if digits else zlib.crc32(request_id.encode())
     return number % NUM_OWNER_COLOURS + 1
-
-
-def _owner_codes(num_blocks: int, requests: Iterable[RequestFrame]) -> bytes:
-    codes = bytearray(num_blocks)
-    for request in requests:
-        mine = {block_id for sequence in request.sequences for block_id in sequence.table}
-        for block_id in mine:
-            codes[block_id] = SEVERAL if codes[block_id] else request.owner
-    return bytes(codes)
 
 
 def _copy_request(request: RequestState) -> RequestFrame:

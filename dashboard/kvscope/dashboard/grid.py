@@ -209,12 +209,8 @@ def _draw_group(pool: PoolFrame, start: int, stop: int, light: Light, glyphs: Gl
     glyph = glyphs.levels[-(-num_held * (len(glyphs.levels) - 1) // len(refs))]
     if light.cursor is not None and start <= light.cursor < stop:
         return glyph, theme.CURSOR
-    lit = (
-        next((block_id for block_id in range(start, stop) if block_id in light.logical), None)
-        if light.logical
-        else None
-    )
-    if lit is not None:
+    if light.logical and not light.logical.keys().isdisjoint(range(start, stop)):
+        lit = next(block_id for block_id in range(start, stop) if block_id in light.logical)
         return glyph, theme.lit_style(pool.owners[lit])
     if light.dim_others or not num_held:
         return glyph, theme.FAINT

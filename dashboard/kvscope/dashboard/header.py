@@ -10,13 +10,8 @@ from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure
 from kvscope.transport.source import Status
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+MIN_BAR_WIDTH = 34  # beside the numbers; a shorter bar says too little
 _GAP: Part = ("  ", theme.PLAIN)
-
-
-class Playback(tuple[bool, int, int, float]):
-    """Where a recording stands: playing, position, length, speed."""
-
-    __slots__ = ()
 
 
 def draw_header(frame: Frame, title: str, glyphs: Glyphs, width: int, age_s: float) -> Strip:
@@ -74,21 +69,32 @@ def _rate_words(frame: Frame) -> list[Part]:
 
 
 def draw_gauge(frame: Frame, glyphs: Glyphs, width: int) -> list[Strip]:
-    """The pool's bar and its numbers: one line where they fit, else the bar above the numbers."""
-    pool = frame.pool
-    numbers = _numbers(frame)
+    """The pool's bar and its numbers: on one line where both fit well, else the bar above the numbers."""
+    pool, facts = frame.pool, _facts(frame)
     held: list[Part] = [
         (f" {pool.num_held}", theme.STRONG),
         (f"/{pool.num_blocks} blocks", theme.TEXT),
         *_bytes_words(frame),
     ]
     label: Part = (" POOL ", theme.SOFT)
+    numbers = [part for fact in facts for part in fact]
     room = width - measure([label, *held, *numbers]) - 3
-    if room >= 24:
-        bar = draw_bar(pool, glyphs, min(room, 48))
+    if room >= MIN_BAR_WIDTH:
+        bar = draw_bar(pool, glyphs, min(room, 2 * MIN_BAR_WIDTH))
         return [make_strip([label, *bar, *held, ("  ", theme.PLAIN), *numbers], width)]
     bar = draw_bar(pool, glyphs, max(width - measure([label, *held]) - 1, 4))
-    return [make_strip([label, *bar, *held], width), make_strip([("     ", theme.PLAIN), *numbers], width)]
+    return [make_strip([label, *bar, *held], width), *_fact_lines(facts, width)]
+
+
+def _fact_lines(facts: list[list[Part]], width: int) -> list[Strip]:
+    """The numbers, as many to a line as fit."""
+    indent: Part = ("     ", theme.PLAIN)
+    lines: list[list[Part]] = [[indent]]
+    for fact in facts:
+        if measure([*lines[-1], *fact]) > width:
+            lines.append([indent])
+        lines[-1] += fact
+    return [make_strip(line, width) for line in lines]
 
 
 def draw_bar(pool: PoolFrame, glyphs: Glyphs, width: int) -> list[Part]:
@@ -110,18 +116,19 @@ def _cells(count: int, total: int, width: int) -> int:
     return max(round(count * width / total), 1) if count else 0
 
 
-def _numbers(frame: Frame) -> list[Part]:
+def _facts(frame: Frame) -> list[list[Part]]:
     pool, counters = frame.pool, frame.counters
     percent = 100 * pool.num_wasted_slots / pool.num_reserved_slots if pool.num_reserved_slots else 0.0
-    parts: list[Part] = []
-    parts += _fact("shared", f"{pool.num_shared}", f" saves {pool.num_saved}" if pool.num_saved else "")
-    parts += _fact("cached", f"{pool.num_cached}")
-    parts += _fact("waste", f"{pool.num_wasted_slots}", f" slots {percent:.0f}%")
-    parts += _fact("CoW", f"{counters.copies}")
-    parts += _fact("preempted", f"{counters.preemptions}", style=theme.NOTICE if counters.preemptions else None)
+    facts = [
+        _fact("shared", f"{pool.num_shared}", f" saves {pool.num_saved}" if pool.num_saved else ""),
+        _fact("cached", f"{pool.num_cached}"),
+        _fact("waste", f"{pool.num_wasted_slots}", f" slots {percent:.0f}%"),
+        _fact("CoW", f"{counters.copies}"),
+        _fact("preempted", f"{counters.preemptions}", style=theme.NOTICE if counters.preemptions else None),
+    ]
     if counters.refusals:
-        parts += _fact("refused", f"{counters.refusals}", style=theme.NOTICE)
-    return parts
+        facts.append(_fact("refused", f"{counters.refusals}", style=theme.NOTICE))
+    return facts
 
 
 def _fact(name: str, value: str, tail: str = "", style: Style | None = None) -> list[Part]:

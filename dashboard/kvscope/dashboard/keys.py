@@ -16,11 +16,11 @@ class Key(NamedTuple):
     about: str
     needs: str = ""
     footer: bool = True
-    priority: bool = False
+    priority: bool = False  # seen before the focused pane sees it, so that the very next key already has its new place
 
 
 KEYS = (
-    Key("i,slash", "focus_prompt", "prompt", "Write a prompt", "engine"),
+    Key("i,slash", "focus_prompt", "prompt", "Write a prompt", "engine", priority=True),
     Key("p", "toggle_pause", "pause", "Pause or resume the engine", "engine"),
     Key("n,full_stop", "step", "step", "Run one step while paused", "steps"),
     Key("c", "cancel", "cancel", "Cancel the selected request", "engine"),
@@ -29,11 +29,11 @@ KEYS = (
     Key("home", "rewind", "start", "Go to the start of the recording", "recording", priority=True),
     Key("less_than_sign,comma", "speed(-1)", "slower", "Play slower", "recording", footer=False),
     Key("greater_than_sign", "speed(1)", "faster", "Play faster", "recording", footer=False),
-    Key("1", "pane('grid')", "pool", "Go to the block pool", footer=False),
-    Key("2", "pane('requests')", "requests", "Go to the requests", footer=False),
-    Key("3", "pane('table')", "table", "Go to the block table and text", footer=False),
-    Key("4", "pane('events')", "events", "Go to the events", footer=False),
-    Key("5", "pane('block')", "block", "Go to the block under the cursor", footer=False),
+    Key("1", "pane('grid')", "pool", "Go to the block pool", footer=False, priority=True),
+    Key("2", "pane('requests')", "requests", "Go to the requests", footer=False, priority=True),
+    Key("3", "pane('table')", "table", "Go to the block table and text", footer=False, priority=True),
+    Key("4", "pane('events')", "events", "Go to the events", footer=False, priority=True),
+    Key("5", "pane('block')", "block", "Go to the block under the cursor", footer=False, priority=True),
     Key("plus,equals_sign", "zoom(-1)", "zoom in", "Draw blocks nearer", footer=False),
     Key("minus", "zoom(1)", "zoom out", "Draw blocks denser", footer=False),
     Key("0", "zoom_auto", "zoom auto", "Choose the zoom by the pool's size", footer=False),

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.style import Style
 from textual.binding import Binding
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
@@ -49,6 +50,7 @@ class StripPane(ScrollView):
     def __init__(self, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._strips: list[Strip] = []
+        self._base_style = Style()
 
     def draw(self, width: int) -> list[Strip]:
         """The pane's content at a width; overridden by each pane."""
@@ -85,11 +87,14 @@ class StripPane(ScrollView):
     def line_at(self, y: int) -> Strip:
         return self._strips[y] if y < len(self._strips) else Strip([])
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        self._base_style = self.rich_style  # costly to look up, and the same for every line
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         scroll_x, scroll_y = self.scroll_offset
-        width = self.size.width
-        strip = self.line_at(y + scroll_y).crop_extend(scroll_x, scroll_x + width, self.rich_style)
-        return strip.apply_style(self.rich_style)
+        strip = self.line_at(y + scroll_y).crop_extend(scroll_x, scroll_x + self.size.width, self._base_style)
+        return strip.apply_style(self._base_style)
 
     def text(self) -> str:
         """Everything in the pane, for tests and screen readers."""

@@ -16,10 +16,11 @@ from kvscope.dashboard.pane import StripPane
 from kvscope.dashboard.requests import Row, draw_requests
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
-from kvscope.dashboard.table import draw_table
+from kvscope.dashboard.table import TableDrawing
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.transport.source import LogEntry
 
+BRIEF_WIDTH = 74
 HEAD_WIDTH = 28  # sequence number, step, phase and glyph before an event's sentence
 
 
@@ -85,22 +86,44 @@ class RequestsPane(StripPane):
 
 
 class TablePane(StripPane):
-    """The block table and the text of one sequence."""
+    """The block table and the text of one sequence; only the lines in view are drawn."""
 
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._glyphs = glyphs
         self._frame: Frame | None = None
         self._shown: Shown | None = None
+        self._drawing: TableDrawing | None = None
+        self._painted: dict[int, Strip] = {}
 
     def show(self, frame: Frame, shown: Shown | None) -> None:
         self._frame, self._shown = frame, shown
         self.redraw()
 
-    def draw(self, width: int) -> list[Strip]:
-        if self._frame is None or self._shown is None:
-            return [make_strip([(" no sequence selected", theme.SOFT)], width)]
-        return draw_table(self._frame, *self._shown, self._glyphs, width)
+    def redraw(self) -> None:
+        width, height, top = self.content_width, self.content_height, self.scroll_offset.y
+        if width <= 0 or not self.display:
+            return
+        self._drawing = None
+        if self._frame is not None and self._shown is not None:
+            self._drawing = TableDrawing(self._frame, *self._shown, self._glyphs, width)
+        size = Size(width, len(self._drawing) if self._drawing is not None else 1)
+        before, self._painted = self._painted, {}
+        self._painted = {y: self.line_at(y) for y in range(top, top + height)}
+        if size != self.virtual_size:
+            self.virtual_size = size
+            self.refresh()
+            return
+        for y, strip in self._painted.items():
+            if before.get(y) != strip:
+                self.refresh_line(y)
+
+    def line_at(self, y: int) -> Strip:
+        if y in self._painted:
+            return self._painted[y]
+        if self._drawing is None:
+            return make_strip([(" no sequence selected", theme.SOFT)] if y == 0 else [], self.content_width)
+        return self._drawing[y] if y < len(self._drawing) else make_strip([], self.content_width)
 
 
 class BlockPane(StripPane):
@@ -152,7 +175,9 @@ class EventsPane(StripPane):
 
     def _follow(self) -> None:
         if self._following:
-            self.scroll_to(y=self.max_scroll_y, animate=False)
+            self.scroll_to(y=self.max_scroll_y, animate=False, force=True)  # the scrollbar may not be there yet
 
     def line_at(self, y: int) -> Strip:
-        return draw_entry(self._log[y], self._glyphs) if y < len(self._log) else Strip([])
+        if y >= len(self._log):
+            return Strip([])
+        return draw_entry(self._log[y], self._glyphs, brief=self.content_width < BRIEF_WIDTH)

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from kvscope.dashboard.frames import Frame, RateMeter, build_frame
+from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.transport.source import View
 
 
@@ -15,7 +15,7 @@ class FramePump:
 
     def __init__(self, view: View, post: Callable[[Frame], bool], fps: int) -> None:
         self._view, self._post, self._interval_s = view, post, 1 / max(fps, 1)
-        self._meter = RateMeter()
+        self._builder = FrameBuilder()
         self._stop = threading.Event()
         self._shown = threading.Event()
         self._shown.set()
@@ -40,7 +40,7 @@ class FramePump:
         while not self._stop.is_set():
             self._shown.wait()
             if self._view.revision != revision and not self._stop.is_set():
-                frame = build_frame(self._view, self._meter)
+                frame = build_frame(self._view, self._builder)
                 revision = frame.revision
                 self._shown.clear()
                 if not self._post(frame):

@@ -6,7 +6,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
+from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame, distinct_blocks
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.strips import Part, clip, clip_start, flat, make_strip, measure
 from kvscope.events.describe import describe_waiting
@@ -85,8 +85,8 @@ def _reason(request: RequestFrame) -> str:
 
 
 def _sums(frame: Frame, request: RequestFrame) -> list[Part]:
-    blocks = {block_id for sequence in request.sequences for block_id in sequence.table}
-    shared = sum(frame.pool.refs[block_id] > 1 for block_id in blocks)
+    blocks = distinct_blocks(request)
+    shared = frame.pool.count_shared(blocks)
     words = f"  {len(blocks)} blk"
     if shared:
         words += f" {shared} shared"
@@ -98,7 +98,7 @@ def _sequence_words(
 ) -> list[Part]:
     ended = request.status == "finished" or sequence.finish_reason is not None
     style = theme.FAINT if request.status == "finished" else theme.SOFT
-    shared = sum(frame.pool.refs[block_id] > 1 for block_id in sequence.table)
+    shared = frame.pool.count_shared(sequence.table)
     facts = [f"{sequence.num_generated} tok"]
     if sequence.table or not ended:
         facts.append(f"{len(sequence.table)} blk")

@@ -1,6 +1,7 @@
 """The block table of one sequence, and its text, as strips. Pure."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from textual.strip import Strip
 
@@ -11,25 +12,55 @@ from kvscope.dashboard.strips import Part, clip, make_strip, measure, piece_part
 from kvscope.events.types import BlockCopied, BlocksReleased
 
 
+class TableDrawing:
+    """The lines of one table, drawn when asked for: a long sequence has thousands. Then the text, prompt dimmed."""
+
+    def __init__(
+        self, frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int
+    ) -> None:
+        self._frame, self._request, self._sequence = frame, request, sequence
+        self._glyphs, self._width = glyphs, width
+        self._copies = copied_blocks(frame, sequence.sequence_id)
+        self._text = draw_text(request, sequence, glyphs, width)
+        self._num_rows = max(len(sequence.table), 1)
+
+    def __len__(self) -> int:
+        return self._num_rows + 1 + len(self._text)
+
+    def __getitem__(self, y: int) -> Strip:
+        width, table = self._width, self._sequence.table
+        if y < len(table):
+            shown = (self._request, self._sequence)
+            return make_strip(_row_words(self._frame, shown, y, self._copies, glyphs=self._glyphs, width=width), width)
+        if y == 0:
+            return make_strip([(f" {_no_blocks(self._request, self._sequence)}", theme.SOFT)], width)
+        return self._text[y - self._num_rows - 1] if y > self._num_rows else make_strip([], width)
+
+
 def draw_table(frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int) -> list[Strip]:
-    """One line per logical block, then the sequence's text with the prompt dimmed."""
-    copies = copied_blocks(frame, sequence.sequence_id)
-    strips = [
-        make_strip(_row_words(frame, (request, sequence), logical, copies, glyphs=glyphs, width=width), width)
-        for logical in range(len(sequence.table))
-    ]
-    if not strips:
-        strips = [make_strip([(f" {_no_blocks(request, sequence)}", theme.SOFT)], width)]
-    return [*strips, make_strip([], width), *draw_text(request, sequence, glyphs, width)]
+    """One line per logical block, then the sequence's text."""
+    drawing = TableDrawing(frame, request, sequence, glyphs, width)
+    return [drawing[y] for y in range(len(drawing))]
 
 
 def draw_text(request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int) -> list[Strip]:
     """What was asked and what the model has written so far, wrapped."""
+    *above, last = _wrapped_prompt(request.prompt, max(width - 2, 1))
     end: list[Part] = []
     if sequence.finish_reason is not None:
         end = [(f"  {glyphs.tick} {sequence.finish_reason}", theme.SOFT)]
-    body = wrap_parts([(request.prompt, theme.SOFT), (sequence.text, theme.STRONG), *end], max(width - 2, 1))
-    return [Strip.join([make_strip([(" ", theme.PLAIN)]), strip]).adjust_cell_length(width) for strip in body]
+    body = wrap_parts([(last, theme.SOFT), (sequence.text, theme.STRONG), *end], max(width - 2, 1))
+    margin = make_strip([(" ", theme.PLAIN)])
+    soft = [make_strip([(" " + line, theme.SOFT)], width) for line in above]
+    return [*soft, *(Strip.join([margin, strip]).adjust_cell_length(width) for strip in body)]
+
+
+@lru_cache(maxsize=16)
+def _wrapped_prompt(prompt: str, width: int) -> tuple[str, ...]:
+    """A prompt never changes: it is wrapped once, and its last line continues with what the model wrote."""
+    strips = wrap_parts([(prompt, theme.SOFT)], width)
+    lines = [strip.text.rstrip(" ") for strip in strips]
+    return (*lines[:-1], lines[-1] + " " * (len(prompt) - len(prompt.rstrip(" "))))
 
 
 def copied_blocks(frame: Frame, sequence_id: str) -> dict[int, tuple[int, int]]:

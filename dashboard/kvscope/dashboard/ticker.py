@@ -13,9 +13,9 @@ from kvscope.events.types import Event
 from kvscope.transport.source import LogEntry
 
 
-def draw_entry(entry: LogEntry, glyphs: Glyphs) -> Strip:
-    """Sequence number, step, phase, a glyph for the kind, and the sentence."""
-    head = f"{entry.seq:>6} step {entry.step:<5} "
+def draw_entry(entry: LogEntry, glyphs: Glyphs, *, brief: bool = False) -> Strip:
+    """Sequence number, step (unless `brief`), phase, a glyph for the kind, and the sentence."""
+    head = f"{entry.seq:>5} " if brief else f"{entry.seq:>6} step {entry.step:<5} "
     return _draw(head, _phase_word(entry.phase), type(entry.event), entry.sentence, glyphs)
 
 
