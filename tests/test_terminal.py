@@ -1,0 +1,113 @@
+"""A real terminal: tmux starts the demo, a prompt is typed, and the captured screen is read as a person would."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.terminal,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
+]
+
+PATIENCE_S = 120.0
+PROMPT = "My lord, what say you n=2 max_tokens=60 temperature=0.8 seed=5"
+
+
+class Tmux:
+    """One tmux server with one window that runs a command."""
+
+    def __init__(self, socket: Path, columns: int, rows: int, command: str, env: dict[str, str]) -> None:
+        self._base = ["tmux", "-S", str(socket), "-f", "/dev/null"]
+        subprocess.run(
+            [*self._base, "new-session", "-d", "-s", "s", "-x", str(columns), "-y", str(rows), command],
+            check=True,
+            env={**os.environ, **env, "TERM": "xterm-256color"},
+        )
+        self("set", "-g", "status", "off")
+        self("set", "-g", "remain-on-exit", "on")
+        self("resize-window", "-t", "s", "-x", str(columns), "-y", str(rows))
+
+    def __call__(self, *arguments: str) -> str:
+        done = subprocess.run([*self._base, *arguments], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    def screen(self) -> str:
+        return self("capture-pane", "-p", "-t", "s")
+
+    def keys(self, *keys: str) -> None:
+        self("send-keys", "-t", "s", *keys)
+
+    def type(self, text: str) -> None:
+        self("send-keys", "-t", "s", "-l", text)
+
+    def wait_for(self, condition: Callable[[str], object], what: str) -> str:
+        """The first screen that fulfils the condition."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition(screen := self.screen()):
+            assert time.monotonic() < deadline, f"never saw {what}; the screen is:\n{screen}"
+            time.sleep(0.05)
+        return screen
+
+    def close(self) -> None:
+        subprocess.run([*self._base, "kill-server"], check=False, capture_output=True)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Callable[..., Tmux]]:
+    opened: list[Tmux] = []
+
+    def open_terminal(columns: int, rows: int, *arguments: str) -> Tmux:
+        command = " ".join([sys.executable, "-m", "kvscope.dashboard.cli", *arguments])
+        runtime = tmp_path / "run"
+        runtime.mkdir(mode=0o700, exist_ok=True)
+        opened.append(Tmux(tmp_path / "t", columns, rows, command, {"XDG_RUNTIME_DIR": str(runtime)}))
+        return opened[-1]
+
+    yield open_terminal
+    for tmux in opened:
+        tmux.close()
+
+
+def requests_on(screen: str) -> set[str]:
+    return set(re.findall(r"\br\d+\.\d\b", screen))
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(120, 36), (80, 24), (160, 45)])
+def test_a_typed_prompt_shares_blocks_and_copies_on_write(
+    terminal: Callable[..., Tmux], columns: int, rows: int
+) -> None:
+    tmux = terminal(columns, rows, "demo", "--max-steps-per-second", "3")
+    tmux.wait_for(lambda screen: "LIVE" in screen, "LIVE")
+    tmux.keys("i")
+    tmux.type(PROMPT)
+    tmux.keys("Enter")
+    # Two sequences, and a block that both tables point at.
+    tmux.wait_for(lambda screen: {"r1.0", "r1.1"} <= requests_on(screen), "two sequences")
+    tmux.keys("Escape")
+    tmux.wait_for(lambda screen: "esc to the grid" not in screen, "the grid in focus")  # else Esc 3 would be Alt+3
+    if (columns, rows) == (80, 24):
+        tmux.keys("3")
+    tmux.wait_for(lambda screen: re.search(r"P0 .*refs 2 +(= r1\.1|= r1\.0)", screen), "P0 with ref count 2")
+    if (columns, rows) == (80, 24):
+        tmux.keys("4")
+    tmux.wait_for(lambda screen: "copy-on-write" in screen, "a copy-on-write in the ticker")
+    tmux.keys("q")
+    tmux.wait_for(lambda screen: "Pane is dead" in screen, "the end")
+
+
+def test_a_terminal_that_is_too_small_is_told_so_and_recovers(terminal: Callable[..., Tmux]) -> None:
+    tmux = terminal(100, 30, "demo")
+    tmux.wait_for(lambda screen: "LIVE" in screen, "LIVE")
+    tmux("resize-window", "-t", "s", "-x", "50", "-y", "15")
+    tmux.wait_for(lambda screen: "60x20" in screen and "50x15" in screen, "both sizes")
+    tmux("resize-window", "-t", "s", "-x", "100", "-y", "30")
+    tmux.wait_for(lambda screen: "LIVE" in screen, "LIVE again")
+    tmux.keys("q")
+    tmux.wait_for(lambda screen: "Pane is dead" in screen, "the end")
