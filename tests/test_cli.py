@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.dashboard import screen_size, terminal
+
 from .conftest import COMMAND, Finished, Kvscope, wait_until
 
 PROMPT = ("--prompt", "O Romeo, Romeo, wherefore art thou")
@@ -141,6 +143,10 @@ def test_terminal_too_small(kvscope: Kvscope, recording: Path, command: str) -> 
     assert session.wait() == 2
     session.wait_for("60x20")
     session.wait_for("50x10")
+
+
+def test_the_command_and_the_screen_agree_on_what_is_too_small() -> None:
+    assert (terminal.MIN_COLUMNS, terminal.MIN_ROWS) == (screen_size.MIN_WIDTH, screen_size.MIN_HEIGHT)
 
 
 def test_dumb_terminal(kvscope: Kvscope, recording: Path) -> None:
