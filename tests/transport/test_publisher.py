@@ -254,6 +254,16 @@ def test_socket_files_are_private(lab) -> None:
         assert stat.S_IMODE((lab.directory / name).stat().st_mode) == 0o600
 
 
+def test_a_socket_file_that_cannot_be_made_private_is_refused(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    previous = os.umask(0o022)
+    try:
+        with pytest.raises(EndpointError, match="has mode 755 although it was made 600"):
+            Publisher(lab.endpoints.events)
+    finally:
+        os.umask(previous)
+
+
 def test_port_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,7 +1,5 @@
 """How a receiver folds a batch that carries a full state."""
 
-import copy
-
 import msgspec
 
 from kvscope.events.state import FullState
@@ -12,10 +10,10 @@ def receivable(batch: Batch) -> Batch:
     """The part of the batch that a receiver can fold: all of it, unless it holds a full state.
 
     Events before a full state build on batches that nobody received: folding them would report faults that did not
-    happen. The state is copied, because a fold adopts it and changes it, and the batch may be folded again.
+    happen.
     """
     places = [index for index, event in enumerate(batch.events) if isinstance(event, FullState)]
     if not places:
         return batch
     dropped = [event for event in batch.events[: places[-1]] if isinstance(event, BatchesDropped)]
-    return msgspec.structs.replace(batch, events=(*dropped, *copy.deepcopy(batch.events[places[-1] :])))
+    return msgspec.structs.replace(batch, events=(*dropped, *batch.events[places[-1] :]))

@@ -24,17 +24,10 @@ def bind(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, max
     if kind == zmq.ROUTER:
         sock.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full or vanished peer is an error, not a silent loss
     try:
-        sock.bind(address)
-        if path is not None:
-            _make_private(path)
-    except zmq.ZMQError as error:
-        sock.close(linger=0)
-        if error.errno == errno.EADDRINUSE:
-            raise EndpointError(f"{address} is in use; listen on another port") from None
-        raise EndpointError(f"cannot listen on {address}: {error.strerror}") from None
-    except OSError as error:
-        sock.close(linger=0)
-        raise EndpointError(f"cannot make {path} private: {error.strerror}") from None
+        _bind(sock, address, path)
+    except BaseException:
+        sock.close(linger=0)  # an open socket would keep its context from ending
+        raise
     return sock
 
 
@@ -63,6 +56,19 @@ def _new_socket(
     if address.startswith("tcp://["):
         sock.setsockopt(zmq.IPV6, 1)
     return sock
+
+
+def _bind(sock: "zmq.Socket[bytes]", address: str, path: Path | None) -> None:
+    try:
+        sock.bind(address)
+        if path is not None:
+            _make_private(path)
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise EndpointError(f"{address} is in use; listen on another port") from None
+        raise EndpointError(f"cannot listen on {address}: {error.strerror}") from None
+    except OSError as error:
+        raise EndpointError(f"cannot make {path} private: {error.strerror}") from None
 
 
 def _make_private(path: Path) -> None:
