@@ -55,6 +55,14 @@ class Tmux:
             time.sleep(0.05)
         return screen
 
+    def exit_code(self) -> int:
+        """Wait for the command to end."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (code := self("display", "-p", "-t", "s", "#{?pane_dead,#{pane_dead_status},}").strip()):
+            assert time.monotonic() < deadline, f"never ended; the screen is:\n{self.screen()}"
+            time.sleep(0.05)
+        return int(code)
+
     def close(self) -> None:
         subprocess.run([*self._base, "kill-server"], check=False, capture_output=True)
 
@@ -99,7 +107,7 @@ def test_a_typed_prompt_shares_blocks_and_copies_on_write(
         tmux.keys("4")
     tmux.wait_for(lambda screen: "copy-on-write" in screen, "a copy-on-write in the ticker")
     tmux.keys("q")
-    tmux.wait_for(lambda screen: "Pane is dead" in screen, "the end")
+    assert tmux.exit_code() == 0
 
 
 def test_a_terminal_that_is_too_small_is_told_so_and_recovers(terminal: Callable[..., Tmux]) -> None:
@@ -110,4 +118,4 @@ def test_a_terminal_that_is_too_small_is_told_so_and_recovers(terminal: Callable
     tmux("resize-window", "-t", "s", "-x", "100", "-y", "30")
     tmux.wait_for(lambda screen: "LIVE" in screen, "LIVE again")
     tmux.keys("q")
-    tmux.wait_for(lambda screen: "Pane is dead" in screen, "the end")
+    assert tmux.exit_code() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from dashboard_story import StoryEngine, StorySource, article_batches, candidates_batches, crowded_engine
@@ -22,6 +23,7 @@ from kvscope.dashboard.prompt import PromptBar, PromptInput
 from kvscope.events.audit import Finding
 from kvscope.events.codec import decode_batch, encode_batch
 from kvscope.events.types import SamplingParams
+from kvscope.transport.recording import Recording, ReplaySource
 from kvscope.transport.source import ListSource, Reply, Status
 
 SIZES = [(80, 24), (120, 36), (160, 45), (60, 20)]
@@ -363,49 +365,39 @@ async def test_without_a_control_channel_the_prompt_is_closed():
 # --- replay ---------------------------------------------------------------------------------------------------
 
 
-class StoryPlayer:
-    """A recording's player over a list."""
-
-    def __init__(self, source: ReplayStory) -> None:
-        self._source = source
-        self.position, self.length, self.speed, self.playing = 0, len(source.all), 1.0, False
-
-    def toggle(self) -> None:
-        self.playing = not self.playing
-
-    def step_forward(self) -> None:
-        if self.position < self.length:
-            self._source.feed([self._source.all[self.position]])
-            self.position += 1
-
-    def seek_start(self) -> None:
-        self.position = 0
-
-
-class ReplayStory(ListSource):
-    def __init__(self, batches) -> None:
-        super().__init__()
-        self.all = batches
-        self.player = StoryPlayer(self)
-
-    def start(self) -> None:
-        self.view.set_status(Status.REPLAY)
+def recording_of(batches) -> Recording:
+    return Recording(Path("story.mcap"), list(enumerate(batches)))
 
 
 async def test_a_recording_is_stepped_played_and_rewound():
-    source = ReplayStory(candidates_batches())
+    source = ReplaySource(recording_of(candidates_batches()))
+    player = source.player
     async with running(source) as (app, pilot):
         assert "▶ REPLAY" in screen_text(app)
+        await until(pilot, lambda: player.position == player.length and not player.playing, "played to the end")
+        await until(pilot, lambda: "copy-on-write P1 -> P2" in screen_text(app), "the copy")
+        await pilot.press("b", "b")
+        await until(pilot, lambda: f"{player.length - 2}/{player.length}" in screen_text(app), "two back")
+        await until(pilot, lambda: "2/6 blocks" in screen_text(app), "the copy is undone")
         await pilot.press("n", "full_stop")
-        await until(pilot, lambda: f"2/{source.player.length}" in screen_text(app), "position")
-        await until(pilot, lambda: "r1 submitted" in screen_text(app), "the event of the second batch")
-        await pilot.press("space")
-        assert source.player.playing
-        await until(pilot, lambda: "playing" in screen_text(app))
-        await pilot.press("greater_than_sign")
-        await until(pilot, lambda: "2×" in screen_text(app), "speed")
+        await until(pilot, lambda: "3/6 blocks" in screen_text(app), "and done again")
+        await pilot.press("less_than_sign")
+        await until(pilot, lambda: "0.5×" in screen_text(app), "speed")
         await pilot.press("home")
-        assert source.player.position == 0
+        await until(pilot, lambda: player.position == 0, "rewound")
+        assert app.is_running
+
+
+async def test_play_at_the_end_starts_again():
+    source = ReplaySource(recording_of(article_batches()))
+    async with running(source) as (app, pilot):
+        player = source.player
+        await until(pilot, lambda: player.position == player.length and not player.playing)
+        seen = []
+        player.seek_start, seek = (lambda: (seen.append("start"), seek()), player.seek_start)
+        await pilot.press("space")
+        await until(pilot, lambda: seen == ["start"] and player.position == player.length, "played once more")
+        assert app.is_running
 
 
 async def test_home_is_the_panes_own_key_when_there_is_no_recording():

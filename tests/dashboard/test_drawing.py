@@ -33,8 +33,8 @@ def five_states() -> PoolFrame:
     return build_pool(4, (0, 1, 1, 1, 2, 0, 12), (0, 0, 2, 4, 4, 3, 1), ())
 
 
-def grid_text(pool: PoolFrame, zoom: Zoom, glyphs=UNICODE, width: int = 80, light: Light = NO_LIGHT) -> str:
-    layout = lay_out(pool, width, 20, zoom)
+def grid_text(pool: PoolFrame, zoom: Zoom, glyphs=UNICODE, width=80, light=NO_LIGHT, height=20) -> str:
+    layout = lay_out(pool, width, height, zoom)
     rows = [draw_row(pool, layout, row, light, glyphs=glyphs, width=width) for row in range(layout.rows)]
     assert all(strip.cell_length == width for strip in rows)
     return "\n".join(strip.text.rstrip() for strip in rows)
@@ -53,7 +53,26 @@ def test_slots_zoom_shows_every_slot_and_ref_count():
 
 
 def test_blocks_zoom_tells_the_states_apart_by_shape():
-    assert grid_text(five_states(), Zoom.BLOCKS) == "P0 ·  □  ◧  ■  ■2 ○  ◧+"
+    assert grid_text(five_states(), Zoom.BLOCKS, height=0) == "P0 ·  □  ◧  ■  ■2 ○  ◧+"
+
+
+def test_blocks_zoom_names_every_block_where_there_is_room():
+    assert grid_text(five_states(), Zoom.BLOCKS).split() == [
+        "P0",
+        "·",
+        "P1",
+        "□",
+        "P2",
+        "◧",
+        "P3",
+        "■",
+        "P4",
+        "■2",
+        "P5",
+        "○",
+        "P6",
+        "◧+",
+    ]
 
 
 def test_dense_zoom_is_one_character_per_block_and_shared_blocks_are_digits():
@@ -127,7 +146,7 @@ def test_selected_blocks_carry_their_logical_number():
 
 def test_selection_dims_the_others_and_the_cursor_stands_out():
     frame = frame_of(article_batches())
-    layout = lay_out(frame.pool, 80, 20, Zoom.BLOCKS)
+    layout = lay_out(frame.pool, 80, 0, Zoom.BLOCKS)
 
     def style_of(block_id: int, light: Light):
         strip = draw_row(frame.pool, layout, 0, light, glyphs=UNICODE, width=80)
