@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "dashb
 from dashboard_story import StoryEngine, StorySource
 
 from kvscope.dashboard.app import DashboardApp
+from kvscope.transport.recording import Recording, ReplaySource
 from kvscope.transport.source import Status
 
 PROMPTS = (
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--interval", type=float, default=0.0, help="seconds per step afterwards; 0 stands still")
     parser.add_argument("--ascii", action="store_true")
     parser.add_argument("--stale", action="store_true", help="the connection is lost after a second")
+    parser.add_argument("--replay", action="store_true", help="as a recording")
     args = parser.parse_args()
 
     engine = StoryEngine(args.blocks, args.block_size, seed=random.Random(3).randrange(100))
@@ -44,6 +46,10 @@ def main() -> None:
         prompt, n = PROMPTS[index % len(PROMPTS)]
         batches += engine.submit(prompt, n=n, max_tokens=args.max_tokens + 5 * index)
     batches += engine.run(args.steps)
+    if args.replay:
+        recording = Recording(Path("story.mcap"), list(enumerate(batches)))
+        DashboardApp(ReplaySource(recording), title="story.mcap", ascii_only=args.ascii).run()
+        return
     source = StorySource(engine, batches, interval_s=args.interval or None)
     if args.stale:
         timer = threading.Timer(1.0, source.set_status, (Status.STALE, "no heartbeat since 12:04:31"))

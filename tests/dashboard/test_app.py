@@ -18,7 +18,7 @@ from kvscope.dashboard.grid import Zoom
 from kvscope.dashboard.help import HelpScreen, draw_help
 from kvscope.dashboard.keys import KEYS, PANES, key_names
 from kvscope.dashboard.pane import StripPane, StripWidget
-from kvscope.dashboard.panes import RequestsPane, TablePane
+from kvscope.dashboard.panes import RequestsPane, TablePane, TextPane
 from kvscope.dashboard.prompt import PromptBar, PromptInput
 from kvscope.events.audit import Finding
 from kvscope.events.codec import decode_batch, encode_batch
@@ -77,7 +77,7 @@ async def test_every_pane_can_be_reached_at_every_size(size):
             assert str(pane.border_title).startswith(str(number))
         await pilot.press("2")
         await until(pilot, lambda: "preempted 1×" in screen_text(app), "the reason of the request")
-        await pilot.press("4")
+        await pilot.press("5")
         await until(pilot, lambda: "r3 waits: needs 5 blocks" in app.query_one("#events").text(), "the event")
 
 
@@ -124,6 +124,19 @@ async def test_selecting_a_sequence_lights_its_blocks_and_shows_its_table():
         assert "of r1.1" in str(table.border_title)
         await pilot.press("escape")
         await until(pilot, lambda: not grid._light.dim_others, "Esc clears")
+
+
+async def test_the_text_of_the_selected_sequence_can_be_read_to_its_end():
+    source = live(num_steps=20)
+    async with running(source) as (app, pilot):
+        text = app.query_one(TextPane)
+        for _ in range(9):
+            source.feed(source.engine.step())
+        await until(pilot, lambda: app._frame.revision == source.view.revision)
+        last = app._frame.sequence("r1.0").text.split()[-1]
+        await until(pilot, lambda: text.text().rstrip().endswith(last), "the whole text")
+        await until(pilot, lambda: text.is_vertical_scroll_end, "its end in view")
+        assert text.text().strip().startswith("Once upon a time")
 
 
 async def test_quick_keys_are_not_lost_while_a_selection_is_on_its_way():
@@ -178,7 +191,7 @@ async def test_a_large_pool_can_be_scrolled_block_by_block():
 async def test_events_follow_the_newest_until_one_scrolls_up():
     source = live(num_steps=10)
     async with running(source) as (app, pilot):
-        await pilot.press("4")
+        await pilot.press("5")
         events = app.query_one("#events")
         await until(pilot, lambda: events.is_vertical_scroll_end)
         await pilot.press("g")
@@ -224,7 +237,7 @@ async def test_an_engine_without_a_state_yet_can_be_looked_at():
 
     async with running(Silent()) as (app, pilot):
         await until(pilot, lambda: "CONNECTING: ipc://somewhere" in screen_text(app))
-        await pilot.press("right", "down", "end", "minus", "plus", "enter", "2", "down", "3", "4", "5")
+        await pilot.press("right", "down", "end", "minus", "plus", "enter", "2", "down", "3", "4", "5", "6")
         assert app.is_running
 
 
@@ -462,7 +475,7 @@ async def test_hostile_text_is_only_text_everywhere():
     source.control.answer = Reply(ok=False, error=HOSTILE)
     async with running(source, (160, 45)) as (app, pilot):
         source.set_status(Status.STALE, "[/nope] because")
-        for key in ("2", "down", "down", "3", "1", "right", "right", "4", "5", "i", *"[/x]", "enter"):
+        for key in ("2", "down", "down", "3", "1", "right", "right", "4", "5", "6", "i", *"[/x]", "enter"):
             await pilot.press(key)
         await until(pilot, lambda: "[/nope] because" in screen_text(app))
         await until(pilot, lambda: "prompt refused" in screen_text(app), "notification")

@@ -13,7 +13,7 @@ from kvscope.dashboard.inspector import draw_block
 from kvscope.dashboard.requests import draw_requests
 from kvscope.dashboard.selection import light_of, shown_sequence, touched_blocks
 from kvscope.dashboard.strips import clip, clip_start, wrap_parts
-from kvscope.dashboard.table import copied_blocks, draw_table
+from kvscope.dashboard.table import copied_blocks, draw_table, draw_text
 from kvscope.dashboard.theme import TEXT
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.events.audit import Finding
@@ -329,6 +329,12 @@ def test_events_mark_copies_and_preemptions_with_a_glyph():
     engine, batches = crowded_engine()
     frame = frame_of(batches + engine.run(2))
     assert "▼ r3 preempted" in "\n".join(draw_entry(entry, UNICODE).text for entry in frame.log)
+
+
+def test_text_goes_on_where_the_prompt_ends():
+    frame = frame_of(candidates_batches())
+    assert lines(draw_text(*shown_sequence(frame, "r1.0"), UNICODE, 30)) == [" p0 p1 p2 p3 p4 p5 a0 a1"]
+    assert lines(draw_text(*shown_sequence(frame, "r1.0"), UNICODE, 12)) == [" p0 p1 p2", " p3 p4 p5", " a0 a1"]
 
 
 # --- text helpers -----------------------------------------------------------------------------------------------------

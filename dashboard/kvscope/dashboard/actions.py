@@ -1,5 +1,6 @@
 """What keys and the palette do beyond looking around: steer the engine, the recording, and the screen."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 from textual import actions
@@ -30,6 +31,7 @@ class ActionsApp(App[None]):
         self._player: Player | None = getattr(source, "player", None)
         self._frame: Frame = build_frame(source.view, FrameBuilder())
         self._selected: str | None = None
+        self._replaying = asyncio.Lock()
 
     def draw_top(self) -> None:
         """Draw the lines above the panes again; the dashboard knows how."""
@@ -44,8 +46,7 @@ class ActionsApp(App[None]):
 
     def action_step(self) -> None:
         if self._player is not None:
-            self._player.step_forward()
-            self.draw_top()
+            self._replay(self._player.step_forward)
         elif (control := self._source.control) is not None:
             self._ask(control.step, "step")
 
@@ -74,21 +75,27 @@ class ActionsApp(App[None]):
     # --- the recording --------------------------------------------------------------------------------------------
 
     def action_play(self) -> None:
-        if self._player is not None:
-            self._player.toggle()
-            self.draw_top()
+        """Play or pause; at the end, play again from the start."""
+        if (player := self._player) is not None:
+            ended = not player.playing and player.position >= player.length
+            self._replay(player.seek_start if ended else player.toggle, player.toggle if ended else None)
 
     def action_rewind(self) -> None:
         if self._player is not None:
-            self._player.seek_start()
-            self.draw_top()
+            self._replay(self._player.seek_start)
 
     def action_step_back(self) -> None:
-        back = getattr(self._player, "step_back", None)
-        if back is None:
-            self.tell("this recording plays forwards only; Home goes to its start", severity="warning")
-            return
-        back()
+        if self._player is not None:
+            self._replay(self._player.step_back)
+
+    def _replay(self, *calls: Callable[[], object] | None) -> None:
+        """Seeking folds the recording from its start: off the UI thread, in the order of the keys."""
+        self.run_worker(self._replay_in_turn([call for call in calls if call is not None]), exit_on_error=False)
+
+    async def _replay_in_turn(self, calls: list[Callable[[], object]]) -> None:
+        async with self._replaying:
+            for call in calls:
+                await asyncio.to_thread(call)
         self.draw_top()
 
     def action_speed(self, step: int) -> None:

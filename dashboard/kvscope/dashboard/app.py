@@ -20,8 +20,8 @@ from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
 from kvscope.dashboard.keys import PANES, app_bindings
-from kvscope.dashboard.pane import StripWidget
-from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane
+from kvscope.dashboard.pane import StripPane, StripWidget
+from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane, TextPane
 from kvscope.dashboard.playback import draw_playback
 from kvscope.dashboard.prompt import PromptBar
 from kvscope.dashboard.pump import FramePump
@@ -32,7 +32,7 @@ from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
 from kvscope.transport.source import Source
 
-TALL_HEIGHT = 42
+MEDIUM_HEIGHT, TALL_HEIGHT = 30, 42  # from here on a narrow screen shows the events, and the other lists, for good
 
 
 class FrameReady(Message):
@@ -87,8 +87,10 @@ class DashboardApp(ActionsApp):
                     yield BlockGrid(glyphs, id="grid")
                     yield BlockPane(glyphs, id="block")
                 with Vertical(id="right"):
-                    yield RequestsPane(glyphs, id="requests")
+                    hint = "no requests yet" + ("" if self._source.control is None else ": press i and type a prompt")
+                    yield RequestsPane(glyphs, id="requests", hint=hint)
                     yield TablePane(glyphs, id="table")
+                    yield TextPane(glyphs, id="text")
             yield EventsPane(glyphs, id="events")
             yield PromptBar(self._defaults, read_only=self._source.control is None)
             yield Footer(show_command_palette=False)
@@ -123,6 +125,7 @@ class DashboardApp(ActionsApp):
         for candidate in Arrangement:
             base.set_class(candidate is arrangement, candidate.value)
         base.set_class(height >= TALL_HEIGHT, "-tall")
+        base.set_class(height >= MEDIUM_HEIGHT, "-medium")
         base.set_class(self._glyphs.ascii_borders, "-ascii")
         message = draw_too_small(width, height) if arrangement is Arrangement.SMALL else []
         base.query_one("#small", StripWidget).show(message)
@@ -131,6 +134,8 @@ class DashboardApp(ActionsApp):
 
     def _draw(self) -> None:
         frame, base = self._frame, self.screen_stack[0]
+        if not base.query("#events"):
+            return  # the screen is being taken down
         self.draw_top()
         shown = shown_sequence(frame, self._selected)
         light = light_of(frame, self._selected, self._cursor)
@@ -138,11 +143,14 @@ class DashboardApp(ActionsApp):
         base.query_one(BlockPane).show(frame, self._cursor)
         base.query_one(RequestsPane).show(frame, self._selected)
         base.query_one(TablePane).show(frame, shown)
+        base.query_one(TextPane).show(shown)
         base.query_one(EventsPane).show(frame.log)
         self._draw_titles(shown[1].sequence_id if shown is not None else None)
 
     def draw_top(self) -> None:
         frame, base, width = self._frame, self.screen_stack[0], self.size.width
+        if not base.query("#header"):
+            return  # the screen is being taken down
         age_s = max(time.monotonic() - frame.status_since, 0.0)
         strips = {
             "#header": [draw_header(frame, self._source_title, self._glyphs, width, age_s)],
@@ -156,15 +164,16 @@ class DashboardApp(ActionsApp):
     def _draw_titles(self, sequence_id: str | None) -> None:
         base = self.screen_stack[0]
         titles = dict(PANES)
-        titles["table"] = f"Table and text of {sequence_id}" if sequence_id else "Table"
+        of_sequence = f" of {sequence_id}" if sequence_id else ""
+        titles["table"], titles["text"] = f"Block table{of_sequence}", f"Text{of_sequence}"
         titles["block"] = "Block" if self._cursor is None else f"Block P{self._cursor}"
+        one_at_a_time = base.has_class(Arrangement.COMPACT.value) and not base.has_class("-tall")
+        others = [f"{n} {PANES[name]}" for n, name in enumerate(PANES, start=1) if name not in ("grid", self._front)]
         for number, (name, title) in enumerate(titles.items(), start=1):
-            base.query_one(f"#{name}").border_title = Content(f"{number} {title}")
-        if base.has_class(Arrangement.COMPACT.value):
-            others = [
-                f"{n} {PANES[name]}" for n, name in enumerate(PANES, start=1) if name not in ("grid", self._front)
-            ]
-            base.query_one(f"#{self._front}").border_subtitle = Content("  ".join(others))
+            pane = base.query_one(f"#{name}", StripPane)
+            pane.border_title = Content(f"{number} {title}")
+            if name != "grid":
+                pane.border_subtitle = Content("  ".join(others)) if one_at_a_time and name == self._front else ""
 
     def _show_front(self) -> None:
         for name in PANES:

@@ -4,7 +4,7 @@ Five zooms, from near to far:
 
     CARDS                   id, slots, holders and texts: see cards.py
     SLOTS    P12 ■■■□ 2 L3  id, every slot, ref count; the logical number when selected
-    BLOCKS   ■2 ◧  □  ·     one glyph per block, ref count when shared
+    BLOCKS   ■2 ◧  □  ·     one glyph per block, ref count when shared; with its id where there is room
     DENSE    ■2◧□··         one character per block; a shared block shows its ref count
     GROUPS   █▆▃·           one character per group of blocks: how many of them are held
 """
@@ -19,11 +19,12 @@ from textual.strip import Strip
 from kvscope.dashboard import theme
 from kvscope.dashboard.frames import PoolFrame
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.strips import Part, make_strip
+from kvscope.dashboard.strips import Part, make_strip, measure
 
 MAX_CARDS = 96  # a pool with more blocks never fits a screen as cards
 CARD_WIDTH = 30
 SLOTS_TAIL = 8  # ref count, logical number and air, after the id and the slots
+NAMED_TAIL = 5  # glyph, ref count and air, after the id of a block
 MAX_SLOTS_DRAWN = 32  # a block with more slots than this is drawn as one glyph
 
 
@@ -93,26 +94,43 @@ def _layout_at(zoom: Zoom, pool: PoolFrame, width: int, height: int) -> GridLayo
     num_blocks, id_width = pool.num_blocks, len(str(max(pool.num_blocks - 1, 0))) + 1
     if zoom is Zoom.CARDS and (num_blocks > MAX_CARDS or pool.block_size > MAX_SLOTS_DRAWN):
         zoom = Zoom.SLOTS
-    if zoom is Zoom.SLOTS and (pool.block_size > MAX_SLOTS_DRAWN or id_width + pool.block_size + 4 > width):
+    if zoom is Zoom.SLOTS and (pool.block_size > MAX_SLOTS_DRAWN or id_width + pool.block_size + SLOTS_TAIL > width):
         zoom = Zoom.BLOCKS
-    label_width, group = 0, 1
     match zoom:
         case Zoom.CARDS:
             columns = max(width // max(CARD_WIDTH, id_width + pool.block_size + 14), 1)
-            cell_width = width // columns
+            return _grid(zoom, num_blocks, columns, width // columns, lines=3)
         case Zoom.SLOTS:
             cell_width = id_width + pool.block_size + SLOTS_TAIL
-            columns = max((width + 2) // cell_width, 1)
-        case _:
-            cell_width, label_width = 3 if zoom is Zoom.BLOCKS else 1, id_width + 1
-            columns = max((width - label_width) // cell_width, 1)
-    if zoom in (Zoom.BLOCKS, Zoom.DENSE) and columns > 8:
-        columns -= columns % 8
-    if zoom is Zoom.GROUPS:
-        group = max(-(-num_blocks // max(columns * height, 1)), 1)
-    rows = -(-num_blocks // (columns * group)) if num_blocks else 0
-    lines = 3 if zoom is Zoom.CARDS else 2 if zoom is Zoom.SLOTS and rows * 2 <= height else 1
-    return GridLayout(zoom, columns, rows, cell_width, label_width, group, lines)
+            return _airy(_grid(zoom, num_blocks, (width + 2) // cell_width, cell_width), height)
+        case Zoom.BLOCKS:
+            cell_width = max(id_width + NAMED_TAIL, 9)
+            named = _grid(zoom, num_blocks, (width + 2) // cell_width, cell_width)
+            if named.rows <= height:
+                return _airy(named, height)
+            return _grid(zoom, num_blocks, _whole((width - id_width - 1) // 3), 3, label_width=id_width + 1)
+        case Zoom.DENSE:
+            return _grid(zoom, num_blocks, _whole(width - id_width - 1), 1, label_width=id_width + 1)
+    columns = max(width - id_width - 1, 1)
+    group = max(-(-num_blocks // max(columns * height, 1)), 1)
+    return _grid(zoom, num_blocks, columns, 1, label_width=id_width + 1, group=group)
+
+
+def _grid(
+    zoom: Zoom, num_blocks: int, columns: int, cell_width: int, *, label_width: int = 0, group: int = 1, lines: int = 1
+) -> GridLayout:
+    columns = max(columns, 1)
+    return GridLayout(zoom, columns, -(-num_blocks // (columns * group)), cell_width, label_width, group, lines)
+
+
+def _airy(layout: GridLayout, height: int) -> GridLayout:
+    """With a second line per row for the holders, where the whole pool still fits."""
+    return layout._replace(lines=2) if layout.rows * 2 <= height else layout
+
+
+def _whole(columns: int) -> int:
+    """Rows of a multiple of eight blocks are easier to count in."""
+    return columns - columns % 8 if columns > 8 else columns
 
 
 def block_glyph(ref_count: int, num_written: int, block_size: int, glyphs: Glyphs) -> str:
@@ -192,7 +210,12 @@ def _draw_block(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, ce
     glyph = block_glyph(ref_count, pool.written[block_id], pool.block_size, glyphs)
     style = theme.CURSOR if block_id == light.cursor else block_style(pool, block_id, light)
     digit = "" if ref_count <= 1 else str(ref_count) if ref_count <= 9 else glyphs.many
-    return [(glyph, style), (digit, theme.SHARED), (" " * (cell_width - 1 - len(digit)), theme.PLAIN)]
+    name: list[Part] = []
+    if cell_width > 3:
+        label = f"P{block_id}".ljust(len(str(pool.num_blocks - 1)) + 2)
+        name = [(label, name_style(block_id, light))]
+    room = cell_width - measure(name) - 1 - len(digit)
+    return [*name, (glyph, style), (digit, theme.SHARED), (" " * room, theme.PLAIN)]
 
 
 def _draw_dense(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, cell_width: int) -> list[Part]:

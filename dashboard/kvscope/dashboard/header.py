@@ -6,7 +6,7 @@ from textual.strip import Strip
 from kvscope.dashboard import theme
 from kvscope.dashboard.frames import Frame, PoolFrame
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure
+from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure, pad
 from kvscope.transport.source import Status
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -157,10 +157,12 @@ def draw_banner(frame: Frame, glyphs: Glyphs, width: int, age_s: float) -> list[
         first = frame.findings[0]
         more = f"  (+{len(frame.findings) - 1} more)" if len(frame.findings) > 1 else ""
         text = f" {glyphs.cross} AUDIT: invariant {first.rule} broken at step {first.step}: {first.message}{more}"
-        strips.append(make_strip([(clip(text, width, glyphs), theme.BANNER_BAD)], width))
+        strips.append(make_strip([(pad(clip(text, width, glyphs), width), theme.BANNER_BAD)]))
     freshness = _freshness(frame, age_s)
     if freshness is not None:
-        strips.append(make_strip([(clip(f" {glyphs.warning} {freshness}", width, glyphs), theme.BANNER_CALM)], width))
+        strips.append(
+            make_strip([(pad(clip(f" {glyphs.warning} {freshness}", width, glyphs), width), theme.BANNER_CALM)])
+        )
     return strips
 
 
@@ -177,5 +179,7 @@ def _freshness(frame: Frame, age_s: float) -> str | None:
             return f"CONNECTING{detail}"
         case Status.ENDED:
             return f"ENDED{detail or ': the engine said goodbye'}; the last picture stays"
+        case Status.REPLAY if frame.status_detail:
+            return f"RECORDING: {frame.status_detail}"
         case _:
             return None

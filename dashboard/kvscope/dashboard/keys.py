@@ -4,7 +4,14 @@ from typing import NamedTuple
 
 from textual.binding import Binding
 
-PANES = {"grid": "Block pool", "requests": "Requests", "table": "Table", "events": "Events", "block": "Block"}
+PANES = {
+    "grid": "Block pool",
+    "requests": "Requests",
+    "table": "Table",
+    "text": "Text",
+    "events": "Events",
+    "block": "Block",
+}
 
 
 class Key(NamedTuple):
@@ -31,9 +38,10 @@ KEYS = (
     Key("greater_than_sign", "speed(1)", "faster", "Play faster", "recording", footer=False),
     Key("1", "pane('grid')", "pool", "Go to the block pool", footer=False, priority=True),
     Key("2", "pane('requests')", "requests", "Go to the requests", footer=False, priority=True),
-    Key("3", "pane('table')", "table", "Go to the block table and text", footer=False, priority=True),
-    Key("4", "pane('events')", "events", "Go to the events", footer=False, priority=True),
-    Key("5", "pane('block')", "block", "Go to the block under the cursor", footer=False, priority=True),
+    Key("3", "pane('table')", "table", "Go to the block table", footer=False, priority=True),
+    Key("4", "pane('text')", "text", "Go to the text", footer=False, priority=True),
+    Key("5", "pane('events')", "events", "Go to the events", footer=False, priority=True),
+    Key("6", "pane('block')", "block", "Go to the block under the cursor", footer=False, priority=True),
     Key("plus,equals_sign", "zoom(-1)", "zoom in", "Draw blocks nearer", footer=False),
     Key("minus", "zoom(1)", "zoom out", "Draw blocks denser", footer=False),
     Key("0", "zoom_auto", "zoom auto", "Choose the zoom by the pool's size", footer=False),

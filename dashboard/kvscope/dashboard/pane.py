@@ -99,3 +99,20 @@ class StripPane(ScrollView):
     def text(self) -> str:
         """Everything in the pane, for tests and screen readers."""
         return "\n".join(self.line_at(y).text.rstrip() for y in range(self.virtual_size.height))
+
+
+class FollowingPane(StripPane):
+    """Stays at its end while that grows, until the user scrolls up; scrolling back to the end resumes."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._following = True
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._following = new_value >= self.max_scroll_y
+
+    def follow(self) -> None:
+        """Go to the end, unless the user looks at something above it."""
+        if self._following:
+            self.scroll_to(y=self.max_scroll_y, animate=False, force=True)  # the scrollbar may not be there yet

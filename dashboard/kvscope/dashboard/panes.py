@@ -1,4 +1,4 @@
-"""The panes beside the grid: requests, block table, one block, events. Each keeps values and draws them."""
+"""The panes beside the grid: requests, block table, text, one block, events. Each keeps values and draws them."""
 
 from typing import ClassVar
 
@@ -12,11 +12,11 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
-from kvscope.dashboard.pane import StripPane
+from kvscope.dashboard.pane import FollowingPane, StripPane
 from kvscope.dashboard.requests import Row, draw_requests
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
-from kvscope.dashboard.table import TableDrawing
+from kvscope.dashboard.table import TableDrawing, draw_text
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.transport.source import LogEntry
 
@@ -37,9 +37,9 @@ class RequestsPane(StripPane):
             super().__init__()
             self.key = key
 
-    def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
+    def __init__(self, glyphs: Glyphs, *, id: str, hint: str) -> None:  # noqa: A002
         super().__init__(id=id)
-        self._glyphs = glyphs
+        self._glyphs, self._hint = glyphs, hint
         self._frame: Frame | None = None
         self._selected: str | None = None
         self._rows: list[Row] = []
@@ -54,7 +54,7 @@ class RequestsPane(StripPane):
     def draw(self, width: int) -> list[Strip]:
         if self._frame is None or not self._frame.requests:
             self._rows = []
-            return [make_strip([(" no requests yet: press i and type a prompt", theme.SOFT)], width)]
+            return [make_strip([(f" {self._hint}", theme.SOFT)], width)]
         self._rows = draw_requests(self._frame, self._selected, self._glyphs, width)
         return [row.strip for row in self._rows]
 
@@ -86,7 +86,7 @@ class RequestsPane(StripPane):
 
 
 class TablePane(StripPane):
-    """The block table and the text of one sequence; only the lines in view are drawn."""
+    """The block table of one sequence; only the lines in view are drawn."""
 
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
@@ -126,6 +126,29 @@ class TablePane(StripPane):
         return self._drawing[y] if y < len(self._drawing) else make_strip([], self.content_width)
 
 
+class TextPane(FollowingPane):
+    """What was asked, and what the model has written so far."""
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._glyphs = glyphs
+        self._shown: Shown | None = None
+
+    def show(self, shown: Shown | None) -> None:
+        if shown != self._shown:
+            self._shown = shown
+            self.redraw()
+
+    def draw(self, width: int) -> list[Strip]:
+        if self._shown is None:
+            return [make_strip([(" no sequence selected", theme.SOFT)], width)]
+        return draw_text(*self._shown, self._glyphs, width)
+
+    def redraw(self) -> None:
+        super().redraw()
+        self.follow()
+
+
 class BlockPane(StripPane):
     """The block under the cursor."""
 
@@ -145,14 +168,13 @@ class BlockPane(StripPane):
         return draw_block(self._frame, self._block_id, self._glyphs, width)
 
 
-class EventsPane(StripPane):
+class EventsPane(FollowingPane):
     """The log. Lines are drawn when they come into view; the newest is followed until the user scrolls up."""
 
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._glyphs = glyphs
         self._log: tuple[LogEntry, ...] = ()
-        self._following = True
 
     def show(self, log: tuple[LogEntry, ...]) -> None:
         if log == self._log:
@@ -161,21 +183,13 @@ class EventsPane(StripPane):
         longest = max((len(entry.sentence) for entry in log), default=0)
         self.virtual_size = Size(longest + HEAD_WIDTH, len(log))
         self.refresh()
-        self._follow()
+        self.follow()
 
     def redraw(self) -> None:
         self.refresh()
 
     def on_resize(self) -> None:
-        self._follow()
-
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        super().watch_scroll_y(old_value, new_value)
-        self._following = new_value >= self.max_scroll_y
-
-    def _follow(self) -> None:
-        if self._following:
-            self.scroll_to(y=self.max_scroll_y, animate=False, force=True)  # the scrollbar may not be there yet
+        self.follow()
 
     def line_at(self, y: int) -> Strip:
         if y >= len(self._log):

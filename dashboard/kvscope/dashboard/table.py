@@ -13,7 +13,7 @@ from kvscope.events.types import BlockCopied, BlocksReleased
 
 
 class TableDrawing:
-    """The lines of one table, drawn when asked for: a long sequence has thousands. Then the text, prompt dimmed."""
+    """The lines of one table, one per logical block, drawn when asked for: a long sequence has thousands."""
 
     def __init__(
         self, frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int
@@ -21,24 +21,20 @@ class TableDrawing:
         self._frame, self._request, self._sequence = frame, request, sequence
         self._glyphs, self._width = glyphs, width
         self._copies = copied_blocks(frame, sequence.sequence_id)
-        self._text = draw_text(request, sequence, glyphs, width)
-        self._num_rows = max(len(sequence.table), 1)
 
     def __len__(self) -> int:
-        return self._num_rows + 1 + len(self._text)
+        return max(len(self._sequence.table), 1)
 
     def __getitem__(self, y: int) -> Strip:
         width, table = self._width, self._sequence.table
         if y < len(table):
             shown = (self._request, self._sequence)
             return make_strip(_row_words(self._frame, shown, y, self._copies, glyphs=self._glyphs, width=width), width)
-        if y == 0:
-            return make_strip([(f" {_no_blocks(self._request, self._sequence)}", theme.SOFT)], width)
-        return self._text[y - self._num_rows - 1] if y > self._num_rows else make_strip([], width)
+        return make_strip([(f" {_no_blocks(self._request, self._sequence)}", theme.SOFT)], width)
 
 
 def draw_table(frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int) -> list[Strip]:
-    """One line per logical block, then the sequence's text."""
+    """Every line of a table."""
     drawing = TableDrawing(frame, request, sequence, glyphs, width)
     return [drawing[y] for y in range(len(drawing))]
 
