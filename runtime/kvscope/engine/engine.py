@@ -3,7 +3,9 @@
 Not thread-safe: one thread owns an engine. `EngineService` puts one behind a queue of commands.
 """
 
+import copy
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -65,6 +67,8 @@ class Engine:
         self.num_queued: tuple[int, int] = (0, 0)  # running, waiting; as of the last step
         self._runner = runner
         self._tokenizer = tokenizer
+        self._encoder = copy.deepcopy(tokenizer)  # a tokenizer must not be used by two threads at once
+        self._encoder_lock = threading.Lock()
         self._pieces = TokenPieces(tokenizer)
         self._detokenizers: dict[str, StreamDetokenizer] = {}
         self._eos_token_ids = eos_token_ids
@@ -82,8 +86,9 @@ class Engine:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of a prompt, special tokens added as the tokenizer does by default."""
-        return list(self._tokenizer(prompt).input_ids)
+        """Token ids of a prompt, special tokens added as the tokenizer does by default. Any thread may call this."""
+        with self._encoder_lock:
+            return list(self._encoder(prompt).input_ids)
 
     def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raises RequestRefusedError when no state of the pool could ever serve the request. Does not mutate."""
