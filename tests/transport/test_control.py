@@ -170,7 +170,10 @@ def test_random_frames(lab, dealer: Dealer) -> None:
 def test_a_huge_frame_costs_the_sender_its_connection(lab, dealer: Dealer) -> None:
     lab.serve()
     assert dealer.ask("ping")["ok"] is True
+    monitor = dealer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     dealer.socket.send(bytes(2 << 20))
+    assert monitor.poll(20_000), "the server hangs up"
+    dealer.socket.disable_monitor()
     dealer.reconnect()
     assert dealer.ask("ping")["ok"] is True
 

@@ -100,6 +100,13 @@ def test_a_dead_engine_makes_room(runtime: Path) -> None:
     assert again.path.exists(), "the old engine must not remove the new one's directory"
 
 
+def test_what_cannot_be_removed_is_named(runtime: Path) -> None:
+    EngineDirectory.create("other").close()
+    (runtime / "kvscope" / "lab").touch()
+    with pytest.raises(EndpointError, match="cannot remove what a dead engine left at"):
+        EngineDirectory.create("lab")
+
+
 def test_a_recycled_pid_is_not_the_engine(runtime: Path) -> None:
     directory = EngineDirectory.create("lab")
     text = (directory.path / "engine.json").read_text()

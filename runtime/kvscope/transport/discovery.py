@@ -140,7 +140,10 @@ def _remove_dead(path: Path) -> None:
         raise EndpointError(f"an engine named {path.name} is already running (pid {entry.pid}); choose --name")
     if entry is None and _answers(path / CONTROL_SOCKET):
         raise EndpointError(f"somebody answers at {path / CONTROL_SOCKET}; choose --name")
-    shutil.rmtree(path)
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise EndpointError(f"cannot remove what a dead engine left at {path}: {error.strerror}") from None
 
 
 def _is_live(path: Path, entry: EngineEntry) -> bool:
