@@ -227,6 +227,27 @@ def test_a_slow_replay_does_not_delay_others(lab, dealer: Dealer) -> None:
     slow.close()
 
 
+def test_replays_for_five_do_not_hold_up_the_stream(lab) -> None:
+    served = lab.serve()
+    for _ in range(3):
+        served.publish(1_000)
+        served.drain()
+    five = [Dealer(lab.endpoints.control) for _ in range(5)]
+    for one in five:
+        one.send({"id": 5, "op": "replay", "seq": 0})
+    for _ in range(10):
+        served.publish(100)
+        served.drain()
+    assert not served.publisher.needs_full_state
+    for one in five:
+        seqs = []
+        while "end" not in (reply := one.receive()):
+            seqs.append(reply["seq"])
+        assert seqs == list(range(len(seqs)))
+        assert len(seqs) >= 3_000
+        one.close()
+
+
 def test_a_client_that_leaves_in_the_middle_of_its_replay(lab, dealer: Dealer) -> None:
     served = lab.serve()
     served.publish(3_000)

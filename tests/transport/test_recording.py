@@ -178,6 +178,31 @@ def test_random_bytes_in_place_of_the_rest(chunked: Path, tmp_path: Path) -> Non
         assert recording is None or recording.missing is not None
 
 
+def test_a_hole_ends_the_recording(tmp_path: Path, batches: list) -> None:
+    recorder = Recorder(tmp_path / "run.mcap")
+    for seq in (0, 1, 4, 5):
+        recorder.record(seq, 1, encode_batch(batches[seq]))
+    recorder.close()
+    recording = read_recording(tmp_path / "run.mcap")
+    assert recording.batches == list(enumerate(batches[:2]))
+    assert recording.missing == "ends abruptly after batch 1 (batches 2 to 3 are not in it)"
+
+
+def test_a_lost_chunk_ends_the_recording(chunked: Path, batches: list, tmp_path: Path) -> None:
+    """MCAP readers skip records of unknown kinds: a chunk whose first byte changed vanishes without a sound."""
+    content = bytearray(chunked.read_bytes())
+    places = [
+        place
+        for place in range(len(content) - 9)
+        if content[place] == 6 and content[place + 40 : place + 80].find(b"zstd") >= 0
+    ]
+    content[places[1]] = 0x7F
+    recording = read_or_refuse(tmp_path / "lost.mcap", content)
+    assert recording is not None
+    assert recording.batches == list(enumerate(batches))[: len(recording.batches)]
+    assert "are not in it" in str(recording.missing)
+
+
 def test_what_is_no_recording(tmp_path: Path, batches: list) -> None:
     empty, text, foreign, fifo = (tmp_path / name for name in ("empty", "text", "foreign", "fifo"))
     empty.touch()
