@@ -26,7 +26,7 @@ from kvscope.dashboard.playback import draw_playback
 from kvscope.dashboard.prompt import PromptBar
 from kvscope.dashboard.pump import FramePump
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
-from kvscope.dashboard.selection import light_of, shown_sequence
+from kvscope.dashboard.selection import latest_block, light_of, shown_sequence
 from kvscope.dashboard.theme import THEME
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
@@ -140,7 +140,7 @@ class DashboardApp(ActionsApp):
         shown = shown_sequence(frame, self._selected)
         light = light_of(frame, self._selected, self._cursor)
         base.query_one(BlockGrid).show(frame.pool, light, build_captions(frame))
-        base.query_one(BlockPane).show(frame, self._cursor)
+        base.query_one(BlockPane).show(frame, self._block())
         base.query_one(RequestsPane).show(frame, self._selected)
         base.query_one(TablePane).show(frame, shown)
         base.query_one(TextPane).show(shown)
@@ -166,7 +166,9 @@ class DashboardApp(ActionsApp):
         titles = dict(PANES)
         of_sequence = f" of {sequence_id}" if sequence_id else ""
         titles["table"], titles["text"] = f"Block table{of_sequence}", f"Text{of_sequence}"
-        titles["block"] = "Block" if self._cursor is None else f"Block P{self._cursor}"
+        block_id = self._block()
+        if block_id is not None:
+            titles["block"] = f"Block P{block_id}" + ("" if self._cursor is not None else ", touched last")
         one_at_a_time = base.has_class(Arrangement.COMPACT.value) and not base.has_class("-tall")
         others = [f"{n} {PANES[name]}" for n, name in enumerate(PANES, start=1) if name not in ("grid", self._front)]
         for number, (name, title) in enumerate(titles.items(), start=1):
@@ -174,6 +176,9 @@ class DashboardApp(ActionsApp):
             pane.border_title = Content(f"{number} {title}")
             if name != "grid":
                 pane.border_subtitle = Content("  ".join(others)) if one_at_a_time and name == self._front else ""
+
+    def _block(self) -> int | None:
+        return self._cursor if self._cursor is not None else latest_block(self._frame)
 
     def _show_front(self) -> None:
         for name in PANES:

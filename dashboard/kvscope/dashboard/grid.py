@@ -24,6 +24,7 @@ from kvscope.dashboard.strips import Part, make_strip, measure
 MAX_CARDS = 96  # a pool with more blocks never fits a screen as cards
 CARD_WIDTH = 30
 SLOTS_TAIL = 8  # ref count, logical number and air, after the id and the slots
+TIGHT_TAIL = 5  # the same without the logical number
 NAMED_TAIL = 5  # glyph, ref count and air, after the id of a block
 MAX_SLOTS_DRAWN = 32  # a block with more slots than this is drawn as one glyph
 
@@ -101,8 +102,11 @@ def _layout_at(zoom: Zoom, pool: PoolFrame, width: int, height: int) -> GridLayo
             columns = max(width // max(CARD_WIDTH, id_width + pool.block_size + 14), 1)
             return _grid(zoom, num_blocks, columns, width // columns, lines=3)
         case Zoom.SLOTS:
-            cell_width = id_width + pool.block_size + SLOTS_TAIL
-            return _airy(_grid(zoom, num_blocks, (width + 2) // cell_width, cell_width), height)
+            roomy, tight = (
+                _grid(zoom, num_blocks, (width + 2) // cell_width, cell_width)
+                for cell_width in (id_width + pool.block_size + SLOTS_TAIL, id_width + pool.block_size + TIGHT_TAIL)
+            )
+            return tight if roomy.rows > height >= tight.rows else _airy(roomy, height)
         case Zoom.BLOCKS:
             cell_width = max(id_width + NAMED_TAIL, 9)
             named = _grid(zoom, num_blocks, (width + 2) // cell_width, cell_width)
@@ -189,17 +193,17 @@ def slot_glyphs(pool: PoolFrame, block_id: int, glyphs: Glyphs) -> str:
 
 def _draw_slots(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, cell_width: int) -> list[Part]:
     ref_count, lit = pool.refs[block_id], block_id in light.logical
-    id_width = cell_width - pool.block_size - SLOTS_TAIL
+    id_width = len(str(pool.num_blocks - 1)) + 1
     name, refs = f"P{block_id}", f"{ref_count}" if ref_count else ""
-    logical = f"L{light.logical[block_id]}" if lit else ""
-    air = max(SLOTS_TAIL - 3 - len(refs) - len(logical), 0)
+    tail = cell_width - id_width - pool.block_size
+    logical = f" L{light.logical[block_id]}" if lit and tail >= SLOTS_TAIL else ""
+    air = max(tail - 2 - len(refs) - len(logical), 0)
     return [
         (name, name_style(block_id, light)),
         (" " * (id_width + 1 - len(name)), theme.PLAIN),
         (slot_glyphs(pool, block_id, glyphs), block_style(pool, block_id, light)),
         (" ", theme.PLAIN),
         (refs, theme.SHARED if ref_count > 1 else theme.FAINT),
-        (" ", theme.PLAIN),
         (logical, theme.STRONG),
         (" " * air, theme.PLAIN),
     ]

@@ -76,12 +76,7 @@ class PromptBar(Vertical):
         yield Static("", id="prompt-note", markup=False)
         with Horizontal(id="prompt-row"):
             yield Static(" > ", id="prompt-mark", markup=False)
-            hint = (
-                "read-only: this view has no engine to send prompts to"
-                if self._read_only
-                else "type a prompt, Enter sends it"
-            )
-            yield PromptInput(hint)
+            yield PromptInput(READ_ONLY_HINT if self._read_only else HINT)
             yield Static(Content("" if self._read_only else describe_params(self._defaults)), id="prompt-defaults")
 
     def on_mount(self) -> None:

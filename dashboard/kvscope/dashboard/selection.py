@@ -1,5 +1,7 @@
 """What the user looks at: a request, a sequence, or nothing in particular. Pure."""
 
+from collections.abc import Sequence
+
 from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
 from kvscope.dashboard.grid import Light
 from kvscope.dashboard.requests import order_requests
@@ -48,14 +50,26 @@ def touched_blocks(frame: Frame) -> frozenset[int]:
     for entry in reversed(frame.log):
         if entry.step != frame.step:
             break
-        match entry.event:
-            case ev.BlocksAllocated(block_ids=block_ids):
-                touched.update(block_ids)
-            case ev.BlockCopied(target_block=block_id):
-                touched.add(block_id)
-            case ev.SlotsWritten(sequence_id=name, start=start, stop=stop):
-                sequence = frame.sequence(name)
-                if sequence is not None:
-                    size = frame.pool.block_size
-                    touched.update(sequence.table[start // size : -(-stop // size)])
+        touched.update(_blocks_of(entry.event, frame))
     return frozenset(touched)
+
+
+def latest_block(frame: Frame) -> int | None:
+    """The block that was reserved, copied or written last; what the block pane shows while nobody chose one."""
+    for entry in reversed(frame.log):
+        block_ids = _blocks_of(entry.event, frame)
+        if block_ids:
+            return block_ids[-1]
+    return None
+
+
+def _blocks_of(event: ev.Event, frame: Frame) -> Sequence[int]:
+    match event:
+        case ev.BlocksAllocated(block_ids=block_ids):
+            return block_ids
+        case ev.BlockCopied(target_block=block_id):
+            return (block_id,)
+        case ev.SlotsWritten(sequence_id=name, start=start, stop=stop):
+            sequence, size = frame.sequence(name), frame.pool.block_size
+            return () if sequence is None else sequence.table[start // size : -(-stop // size)]
+    return ()
