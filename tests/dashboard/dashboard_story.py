@@ -90,6 +90,7 @@ class StoryEngine:
         self.step_number, self.time_ns, self.num_submitted = 0, 0, 0
         self.random = random.Random(seed)
         self.events: list[ev.Event] = []
+        self.name_prefix = "r"
 
     def start(self, **info: str) -> list[Batch]:
         started = ev.EngineStarted(
@@ -105,7 +106,7 @@ class StoryEngine:
         self, prompt: str, *, pieces: Sequence[str] | None = None, n: int = 1, max_tokens: int = 16
     ) -> list[Batch]:
         self.num_submitted += 1
-        name = f"r{self.num_submitted}"
+        name = f"{self.name_prefix}{self.num_submitted}"
         texts = list(pieces) if pieces is not None else re.findall(r"\s*\S{1,6}|\s+", prompt)
         params = SamplingParams(n=n, max_tokens=max_tokens)
         sequences = [_Sequence(f"{name}.{index}", list(texts)) for index in range(n)]

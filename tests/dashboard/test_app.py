@@ -20,6 +20,7 @@ from kvscope.dashboard.keys import KEYS, PANES, key_names
 from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import RequestsPane, TablePane, TextPane
 from kvscope.dashboard.prompt import PromptBar, PromptInput
+from kvscope.dashboard.screen_size import Arrangement, arrange
 from kvscope.events.audit import Finding
 from kvscope.events.codec import decode_batch, encode_batch
 from kvscope.events.types import SamplingParams
@@ -141,9 +142,43 @@ async def test_the_text_of_the_selected_sequence_can_be_read_to_its_end():
 
 async def test_quick_keys_are_not_lost_while_a_selection_is_on_its_way():
     async with running(live(num_steps=2)) as (app, pilot):
-        app.query_one(RequestsPane).focus()
-        await pilot.press(*["down"] * 4)
+        requests = app.query_one(RequestsPane)
+        for _ in range(4):
+            requests.action_choose(1)  # faster than any message travels
         await until(pilot, lambda: app._selected == "r2", "four keys, four rows")
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [
+        (59, 40, Arrangement.SMALL),
+        (160, 19, Arrangement.SMALL),
+        (60, 20, Arrangement.COMPACT),
+        (107, 60, Arrangement.COMPACT),
+        (160, 29, Arrangement.COMPACT),
+        (108, 30, Arrangement.FULL),
+    ],
+)
+def test_the_arrangement_follows_the_size(width, height, expected):
+    assert arrange(width, height) is expected
+
+
+async def test_a_tall_narrow_screen_shows_every_list():
+    async with running(live(num_steps=2), (90, 48)) as (app, pilot):
+        await until(
+            pilot,
+            lambda: all(
+                app.query_one(f"#{name}").size.height > 2 for name in ("grid", "requests", "table", "text", "events")
+            ),
+        )
+
+
+async def test_the_block_pane_follows_what_happens_until_one_is_chosen():
+    async with running(ListSource(candidates_batches())) as (app, pilot):
+        block = app.query_one("#block")
+        await until(pilot, lambda: "P1  ref count 1" in block.text() and "touched last" in str(block.border_title))
+        await pilot.press("1", "right")
+        await until(pilot, lambda: "P0  ref count 2" in block.text() and "touched" not in str(block.border_title))
 
 
 async def test_the_cursor_names_a_block_and_enter_selects_its_holder():
@@ -466,10 +501,11 @@ HOSTILE = "[/nope] [@click=app.quit]x[/] [bold]b \x1b]52;c;ZXZpbA==\x07 \x1b[2J 
 
 async def test_hostile_text_is_only_text_everywhere():
     engine = StoryEngine(8, 4)
+    engine.name_prefix = "[/q]"
     batches = engine.start(model=HOSTILE)
     batches += engine.submit(HOSTILE, n=2, max_tokens=30)
     for _ in range(4):
-        batches += engine.step({"r1.0": " [/nope][@click=app.quit]", "r1.1": " \x1b[31m]"})
+        batches += engine.step({"[/q]1.0": " [/nope][@click=app.quit]", "[/q]1.1": " \x1b[31m]"})
     printable = [decode_batch(encode_batch(batch), printable=True).batch for batch in batches]
     source = StorySource(engine, printable)
     source.control.answer = Reply(ok=False, error=HOSTILE)
@@ -481,6 +517,7 @@ async def test_hostile_text_is_only_text_everywhere():
         await until(pilot, lambda: "prompt refused" in screen_text(app), "notification")
         text = screen_text(app)
         assert "[@click=app.quit]" in text
+        assert "Text of [/q]1.0" in text
         assert not [c for c in text if c != "\n" and (ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u202c")]
         assert all(cell_len(line) == 160 for line in text.splitlines())
         metas = [

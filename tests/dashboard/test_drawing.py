@@ -207,6 +207,15 @@ def test_gauge_counts_what_sharing_saves():
     assert all(cell_len(line) <= 80 for line in text.splitlines())
 
 
+def test_what_was_missed_is_never_silent():
+    frame = frame_of(article_batches())
+    assert "gaps" not in "".join(lines(draw_gauge(frame, UNICODE, 110)))
+    missed = frame._replace(num_gaps=2, num_refused_events=3)
+    text = "\n".join(lines(draw_gauge(missed, UNICODE, 80)))
+    assert "gaps 2" in text
+    assert "unreadable events 3" in text
+
+
 def test_bar_tells_written_reserved_and_free_by_glyph():
     pool = frame_of(article_batches()).pool
     assert "".join(text for text, _ in draw_bar(pool, UNICODE, 24)) == "■" * 12 + "□" * 4 + "·" * 8

@@ -88,13 +88,15 @@ def test_owner_colours_are_stable_and_shared_between_requests_is_its_own():
     assert list(pool.owners) == [1, SEVERAL, NOBODY, 2]
 
 
-def test_remembered_colours_equal_those_computed_afresh():
+@pytest.mark.parametrize("story", ["preemption", "copy-on-write"])
+def test_remembered_colours_equal_those_computed_afresh(story):
     engine, batches = crowded_engine()
-    source = ListSource(batches)
+    later = engine.run(80) if story == "preemption" else candidates_batches(8)
+    source = ListSource(batches if story == "preemption" else [])
     source.start()
     builder = FrameBuilder()
-    for _ in range(80):
-        source.feed(engine.step())
+    for batch in later:
+        source.feed([batch])
         frame = build_frame(source.view, builder)
         fresh = OwnerCodes().update(frame.pool.num_blocks, frame.pool.num_held, frame.requests)
         assert frame.pool.owners == fresh

@@ -108,10 +108,10 @@ def _layout_at(zoom: Zoom, pool: PoolFrame, width: int, height: int) -> GridLayo
             )
             return tight if roomy.rows > height >= tight.rows else _airy(roomy, height)
         case Zoom.BLOCKS:
-            cell_width = max(id_width + NAMED_TAIL, 9)
-            named = _grid(zoom, num_blocks, (width + 2) // cell_width, cell_width)
-            if named.rows <= height:
-                return _airy(named, height)
+            for cell_width in (max(id_width + NAMED_TAIL, 9), id_width + NAMED_TAIL):
+                named = _grid(zoom, num_blocks, (width + 2) // cell_width, cell_width)
+                if named.rows <= height:
+                    return _airy(named, height)
             return _grid(zoom, num_blocks, _whole((width - id_width - 1) // 3), 3, label_width=id_width + 1)
         case Zoom.DENSE:
             return _grid(zoom, num_blocks, _whole(width - id_width - 1), 1, label_width=id_width + 1)

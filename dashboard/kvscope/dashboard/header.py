@@ -126,9 +126,13 @@ def _facts(frame: Frame) -> list[list[Part]]:
         _fact("CoW", f"{counters.copies}"),
         _fact("preempted", f"{counters.preemptions}", style=theme.NOTICE if counters.preemptions else None),
     ]
-    if counters.refusals:
-        facts.append(_fact("refused", f"{counters.refusals}", style=theme.NOTICE))
-    return facts
+    rarely = {
+        "refused": counters.refusals,
+        "gaps": frame.num_gaps,
+        "dropped batches": counters.dropped_batches,
+        "unreadable events": frame.num_refused_events,
+    }
+    return facts + [_fact(name, f"{count}", style=theme.NOTICE) for name, count in rarely.items() if count]
 
 
 def _fact(name: str, value: str, tail: str = "", style: Style | None = None) -> list[Part]:
