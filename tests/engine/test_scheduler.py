@@ -101,6 +101,25 @@ def test_the_most_recently_admitted_request_is_preempted_and_comes_back(fake_eng
     assert second.sequences[0].generated == expected.sequences[0].generated
 
 
+def test_a_preempted_request_comes_back_before_later_arrivals(fake_engine: Any) -> None:
+    fixture = fake_engine(num_blocks=4)
+    submit(fixture, "a", 7, max_tokens=6)
+    submit(fixture, "b", 7, max_tokens=6)
+    while not fixture.engine.counters.preemptions:
+        fixture.engine.step()
+    submit(fixture, "c", 1, max_tokens=1)
+    fixture.run()
+    assert [event.request_id for event in events(fixture, ev.RequestAdmitted)] == ["a", "b", "b", "c"]
+
+
+def test_one_preempted_earlier_waits_in_front_of_one_that_never_ran(fake_engine: Any) -> None:
+    fixture = fake_engine(num_blocks=4, max_num_seqs=2)
+    for name in ("a", "b", "c"):  # c waits for a seat from the start
+        submit(fixture, name, 7, max_tokens=6)
+    fixture.run()
+    assert [event.request_id for event in events(fixture, ev.RequestAdmitted)] == ["a", "b", "b", "c"]
+
+
 def test_all_candidates_of_a_request_are_preempted_together(fake_engine: Any) -> None:
     fixture = fake_engine(num_blocks=7)
     submit(fixture, "a", 6, max_tokens=14)

@@ -10,6 +10,7 @@ import pytest
 
 from kvscope.engine.service import EngineService
 from kvscope.events import types as ev
+from kvscope.events.state import FullState
 from kvscope.events.types import SamplingParams
 from kvscope.transport.requests import ControlRefused
 
@@ -121,6 +122,16 @@ def test_a_failing_step_is_said_in_the_last_batch(fake_engine: Any) -> None:
         service.run()
     (stopped,) = [event for event in fixture.sink.batches[-1].events if isinstance(event, ev.EngineStopped)]
     assert stopped.reason == "RuntimeError: the device is gone"
+
+
+def test_a_loss_is_healed_while_the_engine_is_idle(served: Served) -> None:
+    """The last batch before idleness is dropped; viewers must not stay LIVE over the hole."""
+    served.service.submit("1 2 3", SamplingParams(max_tokens=2, ignore_eos=True), "r1")
+    wait_until(lambda: served.events(ev.RequestFinished))
+    served.fixture.sink.needs_full_state = True
+    wait_until(lambda: served.events(FullState))
+    served.fixture.sink.needs_full_state = False
+    assert served.events(FullState)[0].state.requests["r1"].status == "finished"
 
 
 def test_a_paced_engine_keeps_its_distance(fake_engine: Any) -> None:

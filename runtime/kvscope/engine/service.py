@@ -108,6 +108,7 @@ class EngineService:
         try:
             while not self._stopping.is_set():
                 self._run_commands(self._seconds_to_next_step())
+                self._engine.heal()
                 if self._seconds_to_next_step() == 0 and not self._stopping.is_set():
                     self._steps_allowed = max(self._steps_allowed - 1, 0)
                     self._next_step_at = time.monotonic() + self._step_interval_s

@@ -80,12 +80,12 @@ def _unpack(payload: bytes, max_bytes: int, *, printable: bool) -> Any:
         raise DecodeError(f"{len(payload)} bytes in one frame; the limit is {max_bytes}")
     try:
         decoded = msgpack.unpackb(payload, ext_hook=_refuse_extension, max_ext_len=0, strict_map_key=True)
+        return _printable_strings(decoded) if printable else decoded
     except DecodeError:
         raise
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError, TypeError) as error:
         reason = str(error) or type(error).__name__
         raise DecodeError(f"not MessagePack: {make_printable(reason)}") from None
-    return _printable_strings(decoded) if printable else decoded
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
