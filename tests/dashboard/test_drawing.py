@@ -10,7 +10,7 @@ from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.grid import NO_LIGHT, Light, Zoom, block_glyph, draw_row, lay_out
 from kvscope.dashboard.header import draw_banner, draw_bar, draw_gauge, draw_header, format_bytes
 from kvscope.dashboard.inspector import draw_block
-from kvscope.dashboard.requests import draw_requests
+from kvscope.dashboard.requests import draw_request_row, list_rows
 from kvscope.dashboard.selection import light_of, shown_sequence, touched_blocks
 from kvscope.dashboard.strips import clip, clip_start, wrap_parts
 from kvscope.dashboard.table import copied_blocks, draw_table, draw_text
@@ -262,26 +262,31 @@ def test_bytes_are_short():
     assert [format_bytes(n) for n in (512, 1536, 20 << 20)] == ["512 B", "1.5 KiB", "20 MiB"]
 
 
+def request_lines(frame: Frame, selected: str | None = None, width: int = 80) -> list[str]:
+    strips = [draw_request_row(frame, row, selected, UNICODE, width) for row in list_rows(frame)]
+    assert all(strip.cell_length == width for strip in strips)
+    return lines(strips)
+
+
 # --- requests, table, block, events -----------------------------------------------------------------------------------
 
 
 def test_requests_say_why_they_wait():
     engine, batches = crowded_engine()
     batches += engine.run(6)
-    rows = draw_requests(frame_of(batches), "r1", UNICODE, 80)
-    text = "\n".join(lines(row.strip for row in rows))
+    frame = frame_of(batches)
+    text = "\n".join(request_lines(frame, "r1"))
     assert "›r1 ▶ running" in text
     assert "r3 ▼ preempted 1×, needs 5 blocks, 1 free" in text
-    assert [row.key for row in rows][:3] == ["r1", "r1.0", "r1.1"]
-    assert all(row.strip.cell_length == 80 for row in rows)
+    assert [row.key for row in list_rows(frame)][:3] == ["r1", "r1.0", "r1.1"]
 
 
 def test_finished_requests_come_last():
     engine, batches = crowded_engine()
     batches += engine.cancel("r1") + engine.step()
-    rows = draw_requests(frame_of(batches), None, UNICODE, 80)
-    assert [row.key for row in rows if "." not in row.key][-1] == "r1"
-    assert "✓ cancelled" in "\n".join(row.strip.text for row in rows)
+    frame = frame_of(batches)
+    assert [row.key for row in list_rows(frame) if row.sequence is None][-1] == "r1"
+    assert "✓ cancelled" in "\n".join(request_lines(frame))
 
 
 def test_table_of_the_candidate_that_copied():

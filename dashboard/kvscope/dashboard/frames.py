@@ -7,9 +7,10 @@ released.
 import re
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -103,15 +104,18 @@ class Frame(NamedTuple):
     counters: Counters
     pool: PoolFrame
     requests: tuple[RequestFrame, ...]
+    places: Mapping[str, int]  # where in `requests` an id is
     log: tuple[LogEntry, ...]
     findings: tuple[Finding, ...]
 
-    def sequence(self, sequence_id: str) -> SequenceFrame | None:
-        found = (seq for request in self.requests for seq in request.sequences if seq.sequence_id == sequence_id)
-        return next(found, None)
-
     def request(self, request_id: str) -> RequestFrame | None:
-        return next((request for request in self.requests if request.request_id == request_id), None)
+        place = self.places.get(request_id)
+        return self.requests[place] if place is not None else None
+
+    def sequence(self, sequence_id: str) -> SequenceFrame | None:
+        request = self.request(sequence_id.rpartition(".")[0])
+        sequences = request.sequences if request is not None else ()
+        return next((sequence for sequence in sequences if sequence.sequence_id == sequence_id), None)
 
     def holders(self, block_id: int) -> list[tuple[str, int]]:
         """`(sequence_id, logical_block)` of every table entry that points at the block."""
@@ -226,6 +230,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             counters=msgspec.structs.replace(state.counters),
             pool=EMPTY_POOL,
             requests=requests,
+            places=MappingProxyType({request.request_id: place for place, request in enumerate(requests)}),
             log=tuple(view.log),
             findings=tuple(view.findings),
         )

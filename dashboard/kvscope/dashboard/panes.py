@@ -12,8 +12,8 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
-from kvscope.dashboard.pane import FollowingPane, StripPane
-from kvscope.dashboard.requests import Row, draw_requests
+from kvscope.dashboard.pane import FollowingPane, LazyPane, StripPane
+from kvscope.dashboard.requests import Row, draw_request_row, list_rows
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
 from kvscope.dashboard.table import TableDrawing, draw_text
@@ -24,7 +24,7 @@ BRIEF_WIDTH = 74
 HEAD_WIDTH = 28  # sequence number, step, phase and glyph before an event's sentence
 
 
-class RequestsPane(StripPane):
+class RequestsPane(LazyPane):
     """The list of requests; moving in it selects."""
 
     BINDINGS: ClassVar = [
@@ -51,12 +51,14 @@ class RequestsPane(StripPane):
         if moved:
             self._scroll_to_selected()
 
-    def draw(self, width: int) -> list[Strip]:
-        if self._frame is None or not self._frame.requests:
-            self._rows = []
-            return [make_strip([(f" {self._hint}", theme.SOFT)], width)]
-        self._rows = draw_requests(self._frame, self._selected, self._glyphs, width)
-        return [row.strip for row in self._rows]
+    def prepare(self, width: int) -> int:
+        self._rows = list_rows(self._frame) if self._frame is not None else []
+        return max(len(self._rows), 1)
+
+    def draw_line(self, y: int, width: int) -> Strip:
+        if self._frame is None or y >= len(self._rows):
+            return make_strip([(f" {self._hint}", theme.SOFT)], width)
+        return draw_request_row(self._frame, self._rows[y], self._selected, self._glyphs, width)
 
     def action_choose(self, step: int) -> None:
         keys = [row.key for row in self._rows]
@@ -85,8 +87,8 @@ class RequestsPane(StripPane):
                     self.scroll_to(y=y if y < top else y - height + 1, animate=False)
 
 
-class TablePane(StripPane):
-    """The block table of one sequence; only the lines in view are drawn."""
+class TablePane(LazyPane):
+    """The block table of one sequence."""
 
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
@@ -94,36 +96,21 @@ class TablePane(StripPane):
         self._frame: Frame | None = None
         self._shown: Shown | None = None
         self._drawing: TableDrawing | None = None
-        self._painted: dict[int, Strip] = {}
 
     def show(self, frame: Frame, shown: Shown | None) -> None:
         self._frame, self._shown = frame, shown
         self.redraw()
 
-    def redraw(self) -> None:
-        width, height, top = self.content_width, self.content_height, self.scroll_offset.y
-        if width <= 0 or not self.display:
-            return
+    def prepare(self, width: int) -> int:
         self._drawing = None
         if self._frame is not None and self._shown is not None:
             self._drawing = TableDrawing(self._frame, *self._shown, self._glyphs, width)
-        size = Size(width, len(self._drawing) if self._drawing is not None else 1)
-        before, self._painted = self._painted, {}
-        self._painted = {y: self.line_at(y) for y in range(top, top + height)}
-        if size != self.virtual_size:
-            self.virtual_size = size
-            self.refresh()
-            return
-        for y, strip in self._painted.items():
-            if before.get(y) != strip:
-                self.refresh_line(y)
+        return len(self._drawing) if self._drawing is not None else 1
 
-    def line_at(self, y: int) -> Strip:
-        if y in self._painted:
-            return self._painted[y]
+    def draw_line(self, y: int, width: int) -> Strip:
         if self._drawing is None:
-            return make_strip([(" no sequence selected", theme.SOFT)] if y == 0 else [], self.content_width)
-        return self._drawing[y] if y < len(self._drawing) else make_strip([], self.content_width)
+            return make_strip([(" no sequence selected", theme.SOFT)], width)
+        return self._drawing[y]
 
 
 class TextPane(FollowingPane):

@@ -1,4 +1,4 @@
-"""The list of requests and their sequences, as strips with the id each line stands for. Pure."""
+"""The list of requests and their sequences: which lines there are, and how one is drawn. Pure."""
 
 from typing import NamedTuple
 
@@ -13,10 +13,14 @@ from kvscope.events.describe import describe_waiting
 
 
 class Row(NamedTuple):
-    """One line: the request or sequence it stands for, and its drawing."""
+    """One line of the list: a request, or one of its sequences."""
 
-    key: str
-    strip: Strip
+    request: RequestFrame
+    sequence: SequenceFrame | None
+
+    @property
+    def key(self) -> str:
+        return self.request.request_id if self.sequence is None else self.sequence.sequence_id
 
 
 def order_requests(frame: Frame) -> list[RequestFrame]:
@@ -27,22 +31,21 @@ def order_requests(frame: Frame) -> list[RequestFrame]:
     return sorted(live, key=lambda request: rank.get(request.status, 2)) + ended[::-1]
 
 
-def draw_requests(frame: Frame, selected: str | None, glyphs: Glyphs, width: int) -> list[Row]:
+def list_rows(frame: Frame) -> list[Row]:
     """Two or more lines per request: the request, then one per sequence."""
-    rows: list[Row] = []
-    for request in order_requests(frame):
-        rows.append(_row(request.request_id, _request_words(frame, request, glyphs, width), selected, glyphs, width))
-        for sequence in request.sequences:
-            words = _sequence_words(frame, request, sequence, glyphs, width)
-            rows.append(_row(sequence.sequence_id, words, selected, glyphs, width))
-    return rows
+    return [Row(request, sequence) for request in order_requests(frame) for sequence in (None, *request.sequences)]
 
 
-def _row(key: str, parts: list[Part], selected: str | None, glyphs: Glyphs, width: int) -> Row:
-    chosen = key == selected
+def draw_request_row(frame: Frame, row: Row, selected: str | None, glyphs: Glyphs, width: int) -> Strip:
+    """One line of the list, in exactly `width` cells."""
+    if row.sequence is None:
+        words = _request_words(frame, row.request, glyphs, width)
+    else:
+        words = _sequence_words(frame, row.request, row.sequence, glyphs, width)
+    chosen = row.key == selected
     mark: Part = (glyphs.cursor if chosen else " ", theme.BRAND)
-    strip = make_strip([mark, *parts], width)
-    return Row(key, strip.apply_style(theme.ROW) if chosen else strip)
+    strip = make_strip([mark, *words], width)
+    return strip.apply_style(theme.ROW) if chosen else strip
 
 
 def _request_words(frame: Frame, request: RequestFrame, glyphs: Glyphs, width: int) -> list[Part]:

@@ -14,13 +14,11 @@ def find_selected(frame: Frame, key: str | None) -> Shown | None:
     """The request and sequence that a selected id names; a request stands for its first sequence with blocks."""
     if key is None:
         return None
-    for request in frame.requests:
-        if request.request_id == key:
-            return request, next((seq for seq in request.sequences if seq.table), request.sequences[0])
-        for sequence in request.sequences:
-            if sequence.sequence_id == key:
-                return request, sequence
-    return None
+    request = frame.request(key)
+    if request is not None:
+        return request, next((seq for seq in request.sequences if seq.table), request.sequences[0])
+    request, sequence = frame.request(key.rpartition(".")[0]), frame.sequence(key)
+    return (request, sequence) if request is not None and sequence is not None else None
 
 
 def shown_sequence(frame: Frame, key: str | None) -> Shown | None:
