@@ -4,18 +4,28 @@ Plain Python integers in lists: no object per block, so a million blocks cost no
 what happens as events through the recorder it is given; it never publishes.
 """
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
 
 
 class OutOfBlocksError(Exception):
     """More blocks were asked for than are free; the scheduler must check first."""
 
 
-class BlockPool:
-    """Physical blocks `0:num_blocks`. A block is free (ref count 0) or held (ref count >= 1).
+class Allocation(NamedTuple):
+    """Blocks handed out; `evicted` are those of them that gave up cached content."""
 
-    Blocks are handed out from the head of the free list and come back at its tail, last logical block first, so that
-    a sequence's first blocks stay longest untouched.
+    block_ids: list[int]
+    evicted: list[int]
+
+
+class BlockPool:
+    """Physical blocks `0:num_blocks`.
+
+    A block is held (ref count >= 1), free (ref count 0), or cached (ref count 0, but its content is worth keeping).
+    Free blocks are handed out first, from the head of the free list; then cached ones, least recently used first.
+    Blocks come back at the tail, last logical block first, so that a sequence's first blocks rest longest.
     """
 
     def __init__(self, num_blocks: int, block_size: int, free_order: Sequence[int] | None = None) -> None:
@@ -26,26 +36,42 @@ class BlockPool:
         order = list(free_order) if free_order is not None else list(range(num_blocks))
         if sorted(order) != list(range(num_blocks)):
             raise ValueError("free_order must name every block exactly once")
-        self._free = dict.fromkeys(order)  # insertion order is the order of reuse; removal anywhere is O(1)
+        # Insertion order is the order of reuse, and removal anywhere is O(1).
+        self._free = dict.fromkeys(order)
+        self._cached: dict[int, None] = {}
 
     @property
     def num_free_blocks(self) -> int:
+        """Blocks that nobody holds and that keep nothing."""
         return len(self._free)
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, each with ref count 1.
+    @property
+    def num_cached_blocks(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that can be handed out: free ones, and cached ones at the price of their content."""
+        return len(self._free) + len(self._cached)
+
+    def allocate(self, count: int) -> Allocation:
+        """Take `count` available blocks, each with ref count 1; no more of them evicted than needed.
 
         Raises:
-            OutOfBlocksError: fewer are free; nothing is taken then.
+            OutOfBlocksError: fewer are available; nothing is taken then.
         """
-        if count > len(self._free):
-            raise OutOfBlocksError(f"{count} blocks asked for, {len(self._free)} free")
-        free = iter(self._free)
-        block_ids = [next(free) for _ in range(count)]
+        if count > self.num_available_blocks:
+            raise OutOfBlocksError(f"{count} blocks asked for, {self.num_available_blocks} available")
+        block_ids = list(itertools.islice(self._free, count))
+        evicted = list(itertools.islice(self._cached, count - len(block_ids)))
         for block_id in block_ids:
             del self._free[block_id]
+        for block_id in evicted:
+            del self._cached[block_id]
+        block_ids += evicted
+        for block_id in block_ids:
             self.ref_counts[block_id] = 1
-        return block_ids
+        return Allocation(block_ids, evicted)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """One more table points at each of these held blocks."""
@@ -54,8 +80,22 @@ class BlockPool:
                 raise ValueError(f"P{block_id} is free and cannot be shared")
             self.ref_counts[block_id] += 1
 
-    def release(self, block_ids: Sequence[int]) -> list[int]:
+    def reuse(self, block_ids: Iterable[int]) -> None:
+        """One more table points at each of these held or cached blocks: a hit of the prefix cache."""
+        for block_id in block_ids:
+            if self.ref_counts[block_id] == 0:
+                if block_id not in self._cached:
+                    raise ValueError(f"P{block_id} is free: its content is gone")
+                del self._cached[block_id]
+            self.ref_counts[block_id] += 1
+
+    def is_cached(self, block_id: int) -> bool:
+        return block_id in self._cached
+
+    def release(self, block_ids: Sequence[int], keep: Container[int] = ()) -> list[int]:
         """One table less points at each; returns those that nobody holds any more, in the order given.
+
+        Those in `keep` become cached, the others free.
 
         Raises:
             ValueError: a block is free already (a double free); nothing after it is released.
@@ -66,7 +106,7 @@ class BlockPool:
                 raise ValueError(f"P{block_id} is free already")
             self.ref_counts[block_id] -= 1
             if self.ref_counts[block_id] == 0:
-                self._free[block_id] = None
+                (self._cached if block_id in keep else self._free)[block_id] = None
                 freed.append(block_id)
         return freed[::-1]
 
@@ -86,7 +126,11 @@ class BlockPool:
             if count != entries[block_id]
         ]
         problems += [f"P{block_id} is free and held" for block_id in self._free if self.ref_counts[block_id]]
+        problems += [f"P{block_id} is cached and held" for block_id in self._cached if self.ref_counts[block_id]]
+        problems += [f"P{block_id} is cached and free" for block_id in self._cached if block_id in self._free]
         held = sum(count > 0 for count in self.ref_counts)
-        if held + len(self._free) != self.num_blocks:
-            problems.append(f"{held} held + {len(self._free)} free blocks are not {self.num_blocks}")
+        if held + self.num_available_blocks != self.num_blocks:
+            problems.append(
+                f"{held} held + {len(self._free)} free + {len(self._cached)} cached blocks are not {self.num_blocks}"
+            )
         return problems

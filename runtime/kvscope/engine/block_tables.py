@@ -1,4 +1,4 @@
-"""Block tables over the pool: growth, sharing, copy-on-write and release, each recorded as an event.
+"""Block tables over the pool: growth, reuse, sharing, copy-on-write and release, each recorded as an event.
 
 The scheduler asks first how many free blocks a step needs (`blocks_needed`), then carries it out; nothing here fails
 half-way.
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvscope.engine import request as rq
 from kvscope.engine.block_pool import BlockPool
+from kvscope.engine.prefixes import Prefixes
 from kvscope.events import types as ev
 from kvscope.events.types import Event
 
@@ -31,9 +32,11 @@ class Extent(NamedTuple):
 class BlockTables:
     """Carries out what the scheduler decided, and appends what happened to `events`."""
 
-    def __init__(self, pool: BlockPool, events: list[Event]) -> None:
+    def __init__(self, pool: BlockPool, events: list[Event], prefixes: Prefixes | None = None) -> None:
+        """Without a prefix cache, content is given up as soon as nobody holds it."""
         self.pool = pool
         self._events = events
+        self._prefixes = prefixes
 
     def blocks_needed(self, extents: Iterable[Extent]) -> int:
         """Free blocks that writing all these extents takes: growth, and copies of shared blocks.
@@ -64,7 +67,7 @@ class BlockTables:
         count = self.pool.blocks_for(num_positions) - len(sequence.block_table)
         if count <= 0:
             return
-        block_ids = self.pool.allocate(count)
+        block_ids = self._allocate(count, sequence)
         self._events.append(
             ev.BlocksAllocated(
                 sequence_id=sequence.sequence_id, first_logical_block=len(sequence.block_table), block_ids=block_ids
@@ -77,6 +80,7 @@ class BlockTables:
         self.pool.share(parent.block_table)
         child.block_table = list(parent.block_table)
         child.num_computed = parent.num_computed
+        child.num_indexed = parent.num_indexed
         self._events.append(
             ev.BlocksShared(
                 sequence_id=child.sequence_id,
@@ -89,12 +93,17 @@ class BlockTables:
         """Drop the whole table; returns the blocks that nobody holds any more."""
         if not sequence.block_table:
             return []
-        freed = self.pool.release(sequence.block_table)
+        freed = self.pool.release(sequence.block_table, keep=self._prefixes if self._prefixes is not None else ())
         self._events.append(
-            ev.BlocksReleased(sequence_id=sequence.sequence_id, block_ids=sequence.block_table, freed_block_ids=freed)
+            ev.BlocksReleased(
+                sequence_id=sequence.sequence_id,
+                block_ids=sequence.block_table,
+                freed_block_ids=freed,
+                cached_block_ids=[block_id for block_id in freed if self.pool.is_cached(block_id)],
+            )
         )
         sequence.block_table = []
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_indexed = 0
         return freed
 
     def check_integrity(self, sequences: Sequence[rq.Sequence]) -> list[str]:
@@ -113,7 +122,7 @@ class BlockTables:
         if source is None:
             return []
         logical, num_slots = divmod(position, self.pool.block_size)
-        (target,) = self.pool.allocate(1)
+        (target,) = self._allocate(1, sequence)
         self.pool.release([source])
         sequence.block_table = [*sequence.block_table[:logical], target, *sequence.block_table[logical + 1 :]]
         sequence.num_copies += 1
@@ -127,6 +136,12 @@ class BlockTables:
             )
         )
         return [BlockCopy(source, target)]
+
+    def _allocate(self, count: int, sequence: rq.Sequence) -> list[int]:
+        block_ids, evicted = self.pool.allocate(count)
+        if evicted and self._prefixes is not None:
+            self._prefixes.evict(evicted, sequence.sequence_id)
+        return block_ids
 
     def _shared_block_at(self, sequence: rq.Sequence, position: int) -> int | None:
         """The block that holds the position's slot, if another table points at it too."""

@@ -72,6 +72,7 @@ def _describe(config: EngineConfig, model: LoadedModel, backend: AttentionBacken
         max_model_len=max_model_len,
         seed=config.seed,
         kvscope_version=version("kvscope"),
+        prefix_caching=config.enable_prefix_caching,
     )
 
 

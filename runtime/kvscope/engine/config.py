@@ -28,6 +28,7 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: BackendName = "auto"
     seed: int = 0
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):

@@ -16,6 +16,7 @@ from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
 from kvscope.engine.detokenizer import StreamDetokenizer, TokenPieces
 from kvscope.engine.export import export_state
+from kvscope.engine.prefixes import Prefixes
 from kvscope.engine.request import Request, RequestStatus
 from kvscope.engine.request import Sequence as SequenceOfRequest
 from kvscope.engine.sampler import choose_token, draw_seed
@@ -61,9 +62,10 @@ class Engine:
         self.phase: Phase = "life"
         self._events: list[Event] = []
         self._pool = BlockPool(info.num_blocks, info.block_size, free_order)
-        self._tables = BlockTables(self._pool, self._events)
+        self._prefixes = Prefixes(self._pool, self._events) if info.prefix_caching else None
+        self._tables = BlockTables(self._pool, self._events, self._prefixes)
         limits = Limits(info.max_num_batched_tokens, info.max_num_seqs, info.max_model_len)
-        self.scheduler = Scheduler(self._tables, limits, self._events)
+        self.scheduler = Scheduler(self._tables, limits, self._events, self._prefixes)
         self.num_queued: tuple[int, int] = (0, 0)  # running, waiting; as of the last step
         self._runner = runner
         self._tokenizer = tokenizer
@@ -189,12 +191,15 @@ class Engine:
         """Invariants 1 and 7 on the live structures; empty when all is well."""
         sequences = [sequence for request in self.requests.values() for sequence in request.sequences]
         problems = self._tables.check_integrity(sequences)
-        if not self.scheduler.running and self._pool.num_free_blocks != self._pool.num_blocks:
-            problems.append(f"nothing runs, yet {self._pool.num_blocks - self._pool.num_free_blocks} blocks are held")
+        num_held = self._pool.num_blocks - self._pool.num_available_blocks
+        if not self.scheduler.running and num_held:
+            problems.append(f"nothing runs, yet {num_held} blocks are held")
         return problems
 
     def _schedule(self) -> StepPlan:
         self._begin("plan")
+        if self._prefixes is not None:
+            self._prefixes.step = self.step_number
         plan = self.scheduler.schedule()
         self.num_queued = (len(self.scheduler.running), len(self.scheduler.waiting))
         for event in self._events:
@@ -202,6 +207,11 @@ class Engine:
                 self.counters.copies += 1
             elif isinstance(event, ev.RequestPreempted):
                 self.counters.preemptions += 1
+            elif isinstance(event, ev.BlocksEvicted):
+                self.counters.evictions += len(event.block_ids)
+            elif isinstance(event, ev.PrefixLookup):
+                self.counters.prefix_lookup_tokens += event.num_tokens
+                self.counters.prefix_hit_tokens += event.num_hit_tokens
         self._publish()
         return plan
 
@@ -210,6 +220,8 @@ class Engine:
         for sequence, start, stop in plan.extents:
             sequence.num_computed = stop
             self._events.append(ev.SlotsWritten(sequence_id=sequence.sequence_id, start=start, stop=stop))
+            if self._prefixes is not None:
+                self._prefixes.index_written(sequence, self._request_of(sequence).params.cache_salt)
         for sequence, _, _ in plan.extents:
             request = self._request_of(sequence)
             for candidate in self._fork_if_ready(request, sequence):

@@ -38,8 +38,8 @@ def export_state(engine: "Engine", pool: BlockPool) -> EngineState:
 
 
 def _written_slots(engine: "Engine", pool: BlockPool) -> list[int]:
-    """Written slots per block, from the tables and how far each sequence is computed."""
-    written = [0] * pool.num_blocks
+    """Written slots per block, from the tables and how far each sequence is computed. Cached blocks are full."""
+    written = [pool.block_size if pool.is_cached(block_id) else 0 for block_id in range(pool.num_blocks)]
     for request in engine.requests.values():
         for sequence in request.sequences:
             for logical, block_id in enumerate(sequence.block_table):

@@ -67,8 +67,8 @@ def _memory(engine: Engine) -> dict[str, int]:
         "num_blocks": pool.num_blocks,
         "block_size": pool.block_size,
         "free": pool.num_free_blocks,
-        "held": pool.num_blocks - pool.num_free_blocks,
-        "cached": 0,  # this version keeps no prefix cache
+        "held": pool.num_blocks - pool.num_available_blocks,
+        "cached": pool.num_cached_blocks,
         "copies": engine.counters.copies,
         "preemptions": engine.counters.preemptions,
     }

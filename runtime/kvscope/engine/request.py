@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kvscope.engine.prefix_cache import BlockKey
 from kvscope.events.state import WaitingReason
 from kvscope.events.types import FinishReason, SamplingParams
 
@@ -35,6 +36,8 @@ class Sequence:
     text: str = ""
     block_table: list[int] = field(default_factory=list)
     num_computed: int = 0
+    block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks; they depend on tokens alone
+    num_indexed: int = 0  # blocks 0:num_indexed have been offered to the prefix cache
     num_copies: int = 0
     finish_reason: FinishReason | None = None
     choice_margins: list[float] = field(default_factory=list)  # best minus second best score, per chosen token

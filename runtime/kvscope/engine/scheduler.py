@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
+from kvscope.engine.prefixes import Prefixes
 from kvscope.engine.request import Request, RequestStatus
 from kvscope.events import types as ev
 from kvscope.events.state import WaitingReason
@@ -41,8 +42,11 @@ class StepPlan:
 class Scheduler:
     """Owns the queues. `running` is ordered by admission, `waiting` by arrival (preempted ones in front)."""
 
-    def __init__(self, tables: BlockTables, limits: Limits, events: list[Event]) -> None:
+    def __init__(
+        self, tables: BlockTables, limits: Limits, events: list[Event], prefixes: Prefixes | None = None
+    ) -> None:
         self.tables = tables
+        self._prefixes = prefixes
         self.limits = limits
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -93,7 +97,7 @@ class Scheduler:
             request = self.running[position]
             extents = self._extents(request, self._budget(plan))
             needed = self.tables.blocks_needed(extents)
-            while needed > self.pool.num_free_blocks:
+            while needed > self.pool.num_available_blocks:
                 victim = self.running.pop()
                 self._preempt(victim, request, needed)
                 preempted = True
@@ -111,7 +115,10 @@ class Scheduler:
             self.running.append(request)
             self._events.append(ev.RequestAdmitted(request_id=request.request_id))
             (lead,) = request.active_sequences()
-            self.tables.grow(lead, request.compute_limit(lead))
+            limit = request.compute_limit(lead)
+            if self._prefixes is not None:
+                self._prefixes.reuse(lead, limit, request.params.cache_salt)
+            self.tables.grow(lead, limit)
             self._carry_out(self._extents(request, self._budget(plan)), plan)
 
     def _obstacle(self, request: Request, plan: StepPlan) -> WaitingReason | None:
@@ -122,10 +129,19 @@ class Scheduler:
             return WaitingReason("sequence_cap", num_seats, free_seats)
         if self._budget(plan) == 0:
             return WaitingReason("token_budget", 1, 0)
-        needed = self._blocks_to_run(request)
-        if needed > self.pool.num_free_blocks:
-            return WaitingReason("blocks", needed, self.pool.num_free_blocks)
-        return None
+        needed, available = self._blocks_to_run(request), self.pool.num_available_blocks
+        if needed > available:
+            needed -= self._blocks_held_by_others(request)
+        return WaitingReason("blocks", needed, available) if needed > available else None
+
+    def _blocks_held_by_others(self, request: Request) -> int:
+        """Prefix hits on held blocks cost nothing; a hit on a cached one takes it out of what is available."""
+        if self._prefixes is None:
+            return 0
+        alive = request.alive_sequences()
+        limit = alive[0].num_tokens if len(alive) == 1 else len(request.prompt_token_ids)
+        match = self._prefixes.match(alive[0], limit, request.params.cache_salt)
+        return sum(not self.pool.is_cached(block_id) for block_id in match.block_ids)
 
     def _blocks_to_run(self, request: Request) -> int:
         """Blocks for everything the request has to compute before its next new token."""

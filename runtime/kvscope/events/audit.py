@@ -7,6 +7,7 @@ event against the state just before it; `check_state` looks at a whole state. Ne
     2  only a free block is handed out
     3  no write to a shared block; written positions are a prefix without holes; no needless copy
     6  a copy preserves exactly the written slots
+    5  a reused block is fully written, and something is left to compute
     7  an idle engine holds nothing
 """
 
@@ -70,6 +71,7 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
             messages = [(event.rule, event.message)]
         case ev.BlocksAllocated():
             messages = [(2, f"P{b} handed out while held") for b in event.block_ids if _refs(state, b) > 0]
+            messages += [(2, f"P{b} handed out while cached") for b in event.block_ids if _is_cached(state, b)]
             messages += [(2, f"P{b} handed out twice") for b, n in Counter(event.block_ids).items() if n > 1]
         case ev.BlockCopied():
             messages = _check_copy(state, event)
@@ -77,6 +79,10 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
             messages = _check_write(state, event)
         case ev.BlocksShared():
             messages = _check_share(state, event)
+        case ev.BlocksReused():
+            messages = _check_reuse(state, event)
+        case ev.BlocksEvicted():
+            messages = [(2, f"P{b} evicted, but it is not cached") for b in event.block_ids if not _is_cached(state, b)]
         case ev.BlocksReleased():
             messages = _check_release(state, event)
         case _:
@@ -87,8 +93,8 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
 def _check_copy(state: EngineState, event: ev.BlockCopied) -> list[tuple[int, str]]:
     messages = []
     source, target, block_size = event.source_block, event.target_block, _block_size(state)
-    if _refs(state, target) > 0:
-        messages.append((2, f"P{target} handed out as a copy while held"))
+    if _refs(state, target) > 0 or _is_cached(state, target):
+        messages.append((2, f"P{target} handed out as a copy while held or cached"))
     if _refs(state, source) <= 1:
         messages.append((3, f"P{source} copied although {event.sequence_id} is its last holder"))
     if event.num_slots >= block_size:
@@ -124,11 +130,32 @@ def _check_share(state: EngineState, event: ev.BlocksShared) -> list[tuple[int, 
     return [(1, f"{event.sequence_id} shares blocks that {event.from_sequence_id} does not hold")]
 
 
+def _check_reuse(state: EngineState, event: ev.BlocksReused) -> list[tuple[int, str]]:
+    block_size, request = _block_size(state), state.request(event.sequence_id.rpartition(".")[0])
+    messages = [
+        (5, f"{event.sequence_id} reuses P{b}, which has {state.written_slots[b]} of {block_size} slots written")
+        for b in event.block_ids
+        if 0 <= b < len(state.written_slots) and state.written_slots[b] != block_size
+    ]
+    if event.num_tokens != len(event.block_ids) * block_size:
+        messages.append((5, f"{event.sequence_id} reuses {event.num_tokens} tokens in {len(event.block_ids)} blocks"))
+    if event.num_tokens >= len(request.prompt_token_ids) + len(state.sequence(event.sequence_id).token_ids):
+        messages.append((5, f"{event.sequence_id} reuses all its tokens: nothing is left to compute"))
+    return messages
+
+
 def _check_release(state: EngineState, event: ev.BlocksReleased) -> list[tuple[int, str]]:
     messages = []
     table = state.sequence(event.sequence_id).block_table
     if table != event.block_ids:
         messages.append((1, f"{event.sequence_id} released {event.block_ids}, its table is {table}"))
+    not_full = [
+        b
+        for b in event.cached_block_ids
+        if 0 <= b < len(state.written_slots) and state.written_slots[b] != _block_size(state)
+    ]
+    if not_full or not set(event.cached_block_ids) <= set(event.freed_block_ids):
+        messages.append((5, f"{event.sequence_id} leaves {event.cached_block_ids} cached, which are not free and full"))
     freed = [block_id for block_id in event.block_ids if _refs(state, block_id) == 1]
     if freed != event.freed_block_ids:
         messages.append((1, f"blocks {freed} reach ref count 0, the event says {event.freed_block_ids}"))
@@ -151,9 +178,9 @@ def check_state(state: EngineState) -> list[Finding]:
         ]
     if any(map(operator.gt, map(bool, state.written_slots), state.ref_counts)):  # written, but ref count 0
         messages += [
-            (3, f"P{block_id} is free but has {written} written slots")
+            (5, f"P{block_id} is cached with {written} written slots: only full blocks are kept")
             for block_id, written in enumerate(state.written_slots)
-            if written and state.ref_counts[block_id] == 0
+            if written and state.ref_counts[block_id] == 0 and written != _block_size(state)
         ]
     active = any(request.status == "running" for request in state.requests.values())
     if not active and any(entries):
@@ -163,6 +190,14 @@ def check_state(state: EngineState) -> list[Finding]:
 
 def _refs(state: EngineState, block_id: int) -> int:
     return state.ref_counts[block_id] if 0 <= block_id < len(state.ref_counts) else 0
+
+
+def _is_cached(state: EngineState, block_id: int) -> bool:
+    return (
+        0 <= block_id < len(state.written_slots)
+        and not state.ref_counts[block_id]
+        and state.written_slots[block_id] > 0
+    )
 
 
 def _block_size(state: EngineState) -> int:

@@ -23,9 +23,16 @@ def describe(event: Event, state: EngineState) -> str | None:
             return _describe_copy(event, state)
         case ev.SlotsWritten(sequence_id=seq, start=start, stop=stop):
             return f"{seq} wrote {_positions(start, stop)} {_place(event, state)}".rstrip()
-        case ev.BlocksReleased(sequence_id=seq, block_ids=ids, freed_block_ids=freed):
+        case ev.BlocksReused(sequence_id=seq, block_ids=ids, num_tokens=count):
+            return f"{seq} reuses {_blocks(ids)}: {count} positions from the prefix cache"
+        case ev.BlocksEvicted(block_ids=ids, for_sequence_id=seq):
+            return f"{_blocks(ids)} evicted from the prefix cache: {seq} needs room"
+        case ev.PrefixLookup():
+            return _describe_lookup(event, state)
+        case ev.BlocksReleased(sequence_id=seq, block_ids=ids, freed_block_ids=freed, cached_block_ids=cached):
             kept = len(ids) - len(freed)
-            tail = f", {kept} still shared" if kept else ""
+            tail = f", {len(cached)} of them cached" if cached else ""
+            tail += f", {kept} still shared" if kept else ""
             return f"{seq} lets go of {_blocks(ids)}: {len(freed)} back to the pool{tail}"
         case ev.TokensGenerated(sequence_id=seq, pieces=pieces):
             return f"{seq} chose {''.join(pieces)!r} (no KV yet)"
@@ -95,6 +102,20 @@ def _describe_copy(event: ev.BlockCopied, state: EngineState) -> str:
         f"{event.sequence_id} needs L{event.logical_block} private: copy-on-write P{event.source_block} -> "
         f"P{event.target_block} ({event.num_slots} slots){left_to}"
     )
+
+
+def _describe_lookup(event: ev.PrefixLookup, state: EngineState) -> str | None:
+    block_size = state.info.block_size if state.info is not None else 0
+    hit = f"{event.request_id} prefix cache: {event.num_hit_tokens} of {event.num_tokens} tokens"
+    match event.miss:
+        case None:
+            return hit
+        case "evicted":
+            return f"{hit}; the next block was evicted at step {event.evicted_at_step} for {event.evicted_for}"
+        case "shorter_than_block":
+            return f"{hit}; {event.num_common_tokens} more in common, a block is {block_size}"
+        case "nothing_shared":
+            return f"{hit}; nothing cached goes on like it"
 
 
 def _place(event: ev.SlotsWritten, state: EngineState) -> str:

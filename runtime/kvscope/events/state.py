@@ -5,6 +5,7 @@ The live view, replay, the auditor and the tests all call `apply_batch`. The eng
 """
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -66,10 +67,16 @@ class Counters(msgspec.Struct, kw_only=True):
     computed_tokens: int = 0
     dropped_batches: int = 0
     audit_findings: int = 0
+    prefix_lookup_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    evictions: int = 0
 
 
 class EngineState(msgspec.Struct, kw_only=True):
-    """Everything a viewer shows. `ref_counts[b]` and `written_slots[b]` are indexed by physical block id."""
+    """Everything a viewer shows. `ref_counts[b]` and `written_slots[b]` are indexed by physical block id.
+
+    A block is held (ref count >= 1), cached (ref count 0, written slots kept) or free (ref count 0, nothing written).
+    """
 
     epoch: bytes = b""
     step: int = 0
@@ -103,7 +110,12 @@ class EngineState(msgspec.Struct, kw_only=True):
             raise FoldError(f"unknown request {request_id!r}") from None
 
     def num_free_blocks(self) -> int:
-        return self.ref_counts.count(0)
+        """Blocks that nobody holds and that keep nothing."""
+        return self.ref_counts.count(0) - self.num_cached_blocks()
+
+    def num_cached_blocks(self) -> int:
+        """Blocks that nobody holds, with content kept for the prefix cache."""
+        return sum(map(operator.gt, map(bool, self.written_slots), self.ref_counts))
 
     def holders(self, block_id: int) -> list[tuple[str, int]]:
         """`(sequence_id, logical_block)` of every table entry that points at the block."""
@@ -277,10 +289,33 @@ def _blocks_released(state: EngineState, event: ev.BlocksReleased) -> None:
     for block_id in event.block_ids:
         _check_block(state, block_id)
         state.ref_counts[block_id] -= 1
-        if state.ref_counts[block_id] == 0:
+        if state.ref_counts[block_id] == 0 and block_id not in event.cached_block_ids:
             state.written_slots[block_id] = 0
     sequence.block_table = []
     sequence.num_written = 0
+
+
+def _blocks_reused(state: EngineState, event: ev.BlocksReused) -> None:
+    sequence = state.sequence(event.sequence_id)
+    if sequence.block_table:
+        raise FoldError(f"{event.sequence_id} already holds blocks")
+    for block_id in event.block_ids:
+        _check_block(state, block_id)
+        state.ref_counts[block_id] += 1
+    sequence.block_table = list(event.block_ids)
+    sequence.num_written = event.num_tokens
+
+
+def _blocks_evicted(state: EngineState, event: ev.BlocksEvicted) -> None:
+    for block_id in event.block_ids:
+        _check_block(state, block_id)
+        state.written_slots[block_id] = 0
+    state.counters.evictions += len(event.block_ids)
+
+
+def _prefix_lookup(state: EngineState, event: ev.PrefixLookup) -> None:
+    state.counters.prefix_lookup_tokens += event.num_tokens
+    state.counters.prefix_hit_tokens += event.num_hit_tokens
 
 
 def _step_scheduled(state: EngineState, event: ev.StepScheduled) -> None:
@@ -334,6 +369,9 @@ _HANDLERS: dict[type[Event], Callable[[EngineState, Any], None]] = {
     ev.BlockCopied: _block_copied,
     ev.SlotsWritten: _slots_written,
     ev.BlocksReleased: _blocks_released,
+    ev.BlocksReused: _blocks_reused,
+    ev.BlocksEvicted: _blocks_evicted,
+    ev.PrefixLookup: _prefix_lookup,
     ev.StepScheduled: _step_scheduled,
     ev.TokensGenerated: _tokens_generated,
     ev.StepCompleted: _step_completed,

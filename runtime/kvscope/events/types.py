@@ -17,6 +17,7 @@ BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUM_BLOCKS)]
 
 Phase = Literal["life", "control", "plan", "commit"]
 FinishReason = Literal["stop", "length", "cancelled"]
+MissKind = Literal["nothing_shared", "shorter_than_block", "evicted"]
 WaitingKind = Literal["blocks", "token_budget", "sequence_cap", "order"]
 
 
@@ -39,6 +40,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # None: drawn from the engine's seed and the request's id
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    cache_salt: str = ""  # requests share cached prefixes only with the same salt
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +63,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: Count
     seed: int
     kvscope_version: str
+    prefix_caching: bool = False
 
 
 # --- the engine's life -------------------------------------------------------------------------------------------
@@ -190,12 +193,47 @@ class SlotsWritten(Event, frozen=True):
     stop: Count
 
 
+class BlocksReused(Event, frozen=True):
+    """A prefix-cache hit: the sequence's table begins with these full, written blocks; ref count +1 each."""
+
+    sequence_id: str
+    block_ids: list[BlockId]
+    num_tokens: Count  # positions that need not be computed
+
+
+class BlocksEvicted(Event, frozen=True):
+    """Cached blocks give up their content, least recently used first, because a sequence needs room."""
+
+    block_ids: list[BlockId]
+    for_sequence_id: str
+
+
+class PrefixLookup(Event, frozen=True):
+    """What the prefix cache knew of a request at its admission, and why it did not know more.
+
+    `miss` concerns the first block that was not hit: nothing cached begins like it, the common run of
+    `num_common_tokens` is shorter than a block, or it was evicted at `evicted_at_step` for `evicted_for`.
+    """
+
+    request_id: str
+    num_tokens: Count
+    num_hit_tokens: Count
+    miss: MissKind | None
+    num_common_tokens: Count
+    evicted_at_step: Count | None = None
+    evicted_for: str | None = None
+
+
 class BlocksReleased(Event, frozen=True):
-    """The sequence's whole table is gone. `freed_block_ids` reached ref count 0 and are back in the pool."""
+    """The sequence's whole table is gone. `freed_block_ids` reached ref count 0 and are back in the pool.
+
+    Of these, `cached_block_ids` keep their content for the prefix cache until they are evicted.
+    """
 
     sequence_id: str
     block_ids: list[BlockId]
     freed_block_ids: list[BlockId]
+    cached_block_ids: list[BlockId] = []
 
 
 # --- steps -------------------------------------------------------------------------------------------------------
@@ -224,7 +262,15 @@ class StepCompleted(Event, frozen=True):
     num_tokens: Count
 
 
-MEMORY_EVENTS = (BlocksAllocated, BlocksShared, BlockCopied, SlotsWritten, BlocksReleased)
+MEMORY_EVENTS = (
+    BlocksAllocated,
+    BlocksShared,
+    BlockCopied,
+    SlotsWritten,
+    BlocksReused,
+    BlocksEvicted,
+    BlocksReleased,
+)
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
