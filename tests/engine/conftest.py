@@ -118,6 +118,7 @@ def fake_info(**changes: Any) -> EngineInfo:
         "max_model_len": 64,
         "seed": 0,
         "kvscope_version": "0",
+        "prefix_caching": False,
     }
     return EngineInfo(**{**values, **changes})
 

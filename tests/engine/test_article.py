@@ -1,4 +1,7 @@
-"""The article's six situations, from the real engine on the real model: block size 4, six blocks, requests B and C."""
+"""The article's six situations, from the real engine on the real model: block size 4, six blocks, requests B and C.
+
+The article assumes no cache that keeps KV after a request has ended, so the prefix cache is off.
+"""
 
 from typing import Any
 
@@ -18,7 +21,9 @@ B_TOKENS, C_TOKENS = [11, 12, 13, 14, 15, 16], [31, 32, 33, 34, 35, 36]
 @pytest.fixture
 def article(real_engine: Any, tiny: LoadedModel) -> Any:
     """Six blocks of four slots; the free list is ordered so that B gets P3, P0 and C gets P1, P4, then P5, P2."""
-    return real_engine(tiny, block_size=4, num_gpu_blocks_override=6, free_order=[3, 0, 1, 4, 5, 2])
+    return real_engine(
+        tiny, block_size=4, num_gpu_blocks_override=6, enable_prefix_caching=False, free_order=[3, 0, 1, 4, 5, 2]
+    )
 
 
 def submit(fixture: Any, name: str, tokens: list[int], **changes: Any) -> Any:
@@ -152,7 +157,7 @@ def test_attention_reads_blocks_in_place(article: Any) -> None:
 
 
 def test_candidates_share_then_split_when_written(real_engine: Any, tiny: LoadedModel) -> None:
-    fixture = real_engine(tiny, block_size=4, num_gpu_blocks_override=6)
+    fixture = real_engine(tiny, block_size=4, num_gpu_blocks_override=6, enable_prefix_caching=False)
     submit(fixture, "r", B_TOKENS, n=2, temperature=0.8, seed=3)
     fixture.engine.step()
     state = fixture.sink.auditor.state
@@ -184,7 +189,7 @@ def test_candidates_share_then_split_when_written(real_engine: Any, tiny: Loaded
 
 
 def test_a_full_last_block_is_never_copied(real_engine: Any, tiny: LoadedModel) -> None:
-    fixture = real_engine(tiny, block_size=4, num_gpu_blocks_override=8)
+    fixture = real_engine(tiny, block_size=4, num_gpu_blocks_override=8, enable_prefix_caching=False)
     submit(fixture, "r", [*B_TOKENS, 17, 18], n=2, temperature=0.8, seed=3)
     fixture.engine.step()
     fixture.engine.step()
@@ -196,7 +201,7 @@ def test_a_full_last_block_is_never_copied(real_engine: Any, tiny: LoadedModel) 
 
 
 def test_shared_blocks_stay_until_the_last_holder_ends(real_engine: Any, tiny: LoadedModel) -> None:
-    fixture = real_engine(tiny, block_size=4, num_gpu_blocks_override=6)
+    fixture = real_engine(tiny, block_size=4, num_gpu_blocks_override=6, enable_prefix_caching=False)
     request = submit(fixture, "r", B_TOKENS, n=2, temperature=0.8, seed=3)
     fixture.engine.step()
     fixture.engine.step()

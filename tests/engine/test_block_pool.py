@@ -15,24 +15,24 @@ NUM_BLOCKS, BLOCK_SIZE, NUM_SEQUENCES, MAX_POSITIONS = 6, 2, 3, 8
 
 def test_blocks_come_from_the_head_and_return_to_the_tail() -> None:
     pool = BlockPool(4, 4, free_order=[3, 0, 1, 2])
-    assert pool.allocate(2) == [3, 0]
+    assert pool.allocate(2) == ([3, 0], [])
     assert pool.release([3, 0]) == [3, 0]
-    assert pool.allocate(4) == [1, 2, 0, 3]  # last logical block first, so the first one rests longest
+    assert pool.allocate(4).block_ids == [1, 2, 0, 3]  # last logical block first, so the first one rests longest
     assert pool.num_free_blocks == 0
 
 
 def test_asking_for_too_many_takes_nothing() -> None:
     pool = BlockPool(3, 4)
     pool.allocate(1)
-    with pytest.raises(OutOfBlocksError, match="3 blocks asked for, 2 free"):
+    with pytest.raises(OutOfBlocksError, match="3 blocks asked for, 2 available"):
         pool.allocate(3)
     assert pool.num_free_blocks == 2
-    assert pool.allocate(0) == []
+    assert pool.allocate(0) == ([], [])
 
 
 def test_a_shared_block_returns_with_its_last_holder() -> None:
     pool = BlockPool(2, 4)
-    (block,) = pool.allocate(1)
+    (block,) = pool.allocate(1).block_ids
     pool.share([block, block])
     assert [pool.release([block]) for _ in range(3)] == [[], [], [block]]
 
@@ -40,31 +40,31 @@ def test_a_shared_block_returns_with_its_last_holder() -> None:
 def test_a_double_free_is_refused() -> None:
     """vLLM #1556 and #42571: a block freed twice would be handed out twice."""
     pool = BlockPool(2, 4)
-    (block,) = pool.allocate(1)
+    (block,) = pool.allocate(1).block_ids
     pool.release([block])
     with pytest.raises(ValueError, match="P0 is free already"):
         pool.release([block])
     assert pool.num_free_blocks == 2
-    assert sorted(pool.allocate(2)) == [0, 1]
+    assert sorted(pool.allocate(2).block_ids) == [0, 1]
 
 
 def test_the_same_block_twice_in_one_release() -> None:
     """vLLM #42571: naming a block twice in one call must not inflate the count of free blocks."""
     pool = BlockPool(3, 4)
-    (block,) = pool.allocate(1)
+    (block,) = pool.allocate(1).block_ids
     with pytest.raises(ValueError, match="is free already"):
         pool.release([block, block])
     assert pool.num_free_blocks == 3
-    assert sorted(pool.allocate(3)) == [0, 1, 2]
+    assert sorted(pool.allocate(3).block_ids) == [0, 1, 2]
 
 
 def test_decrement_all_then_filter_queues_once() -> None:
     """dynamo 13398: two holders letting go in one call queue the block once."""
     pool = BlockPool(3, 4)
-    (block,) = pool.allocate(1)
+    (block,) = pool.allocate(1).block_ids
     pool.share([block])
     assert pool.release([block, block]) == [block]
-    assert sorted(pool.allocate(3)) == [0, 1, 2]
+    assert sorted(pool.allocate(3).block_ids) == [0, 1, 2]
 
 
 def test_a_free_block_cannot_be_shared() -> None:
@@ -74,16 +74,41 @@ def test_a_free_block_cannot_be_shared() -> None:
 
 def test_integrity_names_what_is_wrong() -> None:
     pool = BlockPool(3, 4)
-    table = pool.allocate(2)
+    table = pool.allocate(2).block_ids
     assert pool.check_integrity([table]) == []
     assert pool.check_integrity([table, table[:1]]) == ["P0 has ref count 1, 2 table entries point at it"]
     pool.ref_counts[1] = 0
-    assert "1 held + 1 free blocks are not 3" in pool.check_integrity([table[:1]])
+    assert "1 held + 1 free + 0 cached blocks are not 3" in pool.check_integrity([table[:1]])
 
 
 def test_free_order_must_name_every_block() -> None:
     with pytest.raises(ValueError, match="every block exactly once"):
         BlockPool(3, 4, free_order=[0, 1, 1])
+
+
+def test_cached_blocks_are_handed_out_last_and_oldest_first() -> None:
+    pool = BlockPool(4, 4)
+    pool.allocate(3)
+    assert pool.release([0, 1], keep={0, 1}) == [0, 1]
+    pool.release([2])
+    assert (pool.num_free_blocks, pool.num_cached_blocks, pool.num_available_blocks) == (2, 2, 4)
+    assert pool.allocate(3) == ([3, 2, 1], [1])  # P1, the later logical block, came back first
+    assert pool.allocate(1) == ([0], [0])
+
+
+def test_reuse_takes_a_block_out_of_the_cache() -> None:
+    """vLLM #37076: a block that was hit must not be evicted under the hand that holds it."""
+    pool = BlockPool(3, 4)
+    pool.allocate(2)
+    pool.release([0, 1], keep={0, 1})
+    pool.reuse([0, 0])
+    assert pool.ref_counts == [2, 0, 0]
+    assert pool.allocate(2) == ([2, 1], [1])
+    with pytest.raises(OutOfBlocksError):
+        pool.allocate(1)
+    pool.release([0, 0])
+    with pytest.raises(ValueError, match="P0 is free: its content is gone"):
+        pool.reuse([0])
 
 
 class World(NamedTuple):

@@ -26,7 +26,13 @@ def random_params(rng: random.Random) -> SamplingParams:
         seed=rng.randint(0, 3),
         stop=rng.choice([(), (" 7",)]),
         ignore_eos=rng.random() < 0.3,
+        cache_salt=rng.choice(["", "", "other"]),
     )
+
+
+def random_prompt(rng: random.Random) -> list[int]:
+    """Of two words, so that many prompts begin alike."""
+    return [rng.randint(1, 2) for _ in range(rng.randint(0, 14))]
 
 
 def run_operations(fake_engine: Any, seed: int) -> Any:
@@ -39,12 +45,13 @@ def run_operations(fake_engine: Any, seed: int) -> Any:
         max_num_batched_tokens=rng.randint(1, 24),
         max_model_len=rng.choice([16, 64]),
         eos=frozenset({0}),
+        prefix_caching=rng.random() < 0.6,
     )
     engine = fixture.engine
     for number in range(OPERATIONS_PER_RUN):
         operation = rng.choices(["submit", "step", "cancel", "pause"], [3, 10, 1, 0.3])[0]
         if operation == "submit":
-            prompt = [rng.randint(1, 20) for _ in range(rng.randint(0, 14))]
+            prompt = random_prompt(rng)
             with contextlib.suppress(RequestRefusedError):
                 engine.submit("", random_params(rng), f"r{number}", prompt)
         elif operation == "step" and engine.has_work():
@@ -56,13 +63,14 @@ def run_operations(fake_engine: Any, seed: int) -> Any:
         fixture.check()
     steps = fixture.run()
     assert steps < 1_000, "no livelock"
-    assert fixture.sink.auditor.state.num_free_blocks() == engine.info.num_blocks
+    state = fixture.sink.auditor.state
+    assert state.num_free_blocks() + state.num_cached_blocks() == engine.info.num_blocks
     return fixture
 
 
 @pytest.mark.parametrize("chunk", range(20))
 def test_invariants_hold_after_any_operations(fake_engine: Any, chunk: int) -> None:
-    copies = preemptions = finished = 0
+    copies = preemptions = finished = hits = evictions = 0
     for seed in range(chunk * NUM_RUNS // 20, (chunk + 1) * NUM_RUNS // 20):
         try:
             fixture = run_operations(fake_engine, seed)
@@ -72,7 +80,11 @@ def test_invariants_hold_after_any_operations(fake_engine: Any, chunk: int) -> N
         copies += fixture.engine.counters.copies
         preemptions += fixture.engine.counters.preemptions
         finished += len(fixture.engine.finished_order)
+        hits += fixture.engine.counters.prefix_hit_tokens
+        evictions += fixture.engine.counters.evictions
     assert copies > 0
+    assert hits > 0
+    assert evictions > 0
     assert preemptions > 0
     assert finished > 0
 

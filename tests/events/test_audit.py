@@ -90,11 +90,11 @@ def test_ref_count_of_a_state(pool: Auditor) -> None:
     assert (finding.rule, finding.message) == (1, "P3 has ref count 1, 0 table entries point at it")
 
 
-def test_written_slots_of_a_free_block(pool: Auditor) -> None:
+def test_only_full_blocks_are_cached(pool: Auditor) -> None:
     pool.state.written_slots[3] = 1
     [finding] = check_state(pool.state)
-    assert finding.rule == 3
-    assert "P3 is free" in finding.message
+    assert finding.rule == 5
+    assert "P3 is cached with 1 written slots" in finding.message
 
 
 def test_idle_engine_holds_nothing(pool: Auditor, batch_of: MakeBatch) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
+import msgspec
 import pytest
 
 from kvscope.events.codec import EVENT_CLASSES, DecodeError, decode_batch, decode_state, encode_batch, encode_state
@@ -75,6 +76,11 @@ def test_unknown_fields_and_trailing_elements_are_skipped(
     decoded = decode_batch(msgpack.packb([*fields, "trailing"]))
     assert decoded.batch.events == samples
     assert decoded.num_refused_events == 0
+
+
+def required_fields(event_class: type[Event]) -> set[str]:
+    fields = msgspec.structs.fields(event_class)
+    return {field.name for field in fields if field.required}
 
 
 def test_a_missing_or_wrong_field_costs_one_event(samples: tuple[Event, ...], batch_of: Callable[..., Batch]) -> None:

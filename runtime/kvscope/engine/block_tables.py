@@ -4,7 +4,7 @@ The scheduler asks first how many free blocks a step needs (`blocks_needed`), th
 half-way.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from kvscope.engine import request as rq
@@ -93,7 +93,8 @@ class BlockTables:
         """Drop the whole table; returns the blocks that nobody holds any more."""
         if not sequence.block_table:
             return []
-        freed = self.pool.release(sequence.block_table, keep=self._prefixes if self._prefixes is not None else ())
+        keep: Container[int] = self._prefixes if self._prefixes is not None else ()
+        freed = self.pool.release(sequence.block_table, keep)
         self._events.append(
             ev.BlocksReleased(
                 sequence_id=sequence.sequence_id,

@@ -61,7 +61,7 @@ class PrefixCache:
         self._children: dict[BlockKey, dict[int, None]] = {}
         self._evictions: OrderedDict[BlockKey, Eviction] = OrderedDict()
 
-    def __contains__(self, block_id: int) -> bool:
+    def __contains__(self, block_id: object) -> bool:
         return block_id in self._entries
 
     def __len__(self) -> int:

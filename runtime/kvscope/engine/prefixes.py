@@ -19,7 +19,7 @@ class Prefixes:
         self._events = events
         self._cache = PrefixCache()
 
-    def __contains__(self, block_id: int) -> bool:
+    def __contains__(self, block_id: object) -> bool:
         """Whether the block's content is worth keeping when nobody holds it."""
         return block_id in self._cache
 
