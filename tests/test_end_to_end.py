@@ -150,3 +150,15 @@ def test_cancel_and_pause_over_the_wire() -> None:
         refusal = client.submit("x " * 400, {}).result(PATIENCE_S)
         assert not refusal.ok
         assert "--max-model-len 512" in refusal.error
+
+
+def test_an_engine_on_loopback_tcp_is_found_by_its_name() -> None:
+    port = random.SystemRandom().randrange(20_000, 60_000)
+    with (
+        serving("loopback", "--listen", f"tcp://127.0.0.1:{port}"),
+        contextlib.closing(EngineClient(resolve("loopback")).connect()) as client,
+    ):
+        wait_until(lambda: client.view.status is Status.LIVE)
+        assert resolve(None).events == f"tcp://127.0.0.1:{port}"
+        request_id = client.submit("ROMEO:", {"max_tokens": 3}).result(PATIENCE_S).request_id
+        wait_until(lambda: finished(client, [request_id]))

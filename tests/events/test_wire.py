@@ -89,7 +89,7 @@ def test_a_missing_or_wrong_field_costs_one_event(samples: tuple[Event, ...], ba
         for name in set(fields) - {"type"}:
             wrong = {**fields, name: object_of_another_type(fields[name])}
             without = {key: value for key, value in fields.items() if key != name}
-            for broken in (wrong, without):
+            for broken in (wrong, without) if name in required_fields(type(event)) else (wrong,):
                 packed = msgpack.packb([b"e" * 16, 1, "plan", 0, [broken]])
                 decoded = decode_batch(packed)
                 assert (len(decoded.batch.events), decoded.num_refused_events) == (0, 1), (kind(event), name)

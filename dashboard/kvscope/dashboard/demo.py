@@ -154,7 +154,8 @@ def summary_lines(source: Source, request_ids: list[str]) -> list[str]:
         requests = [state.requests[request_id] for request_id in request_ids]
         allocated = [len(entry.event.block_ids) for entry in view.log if isinstance(entry.event, BlocksAllocated)]
         num_handed_out = sum(allocated) + counters.copies
-        free, num_blocks = state.num_free_blocks(), info.num_blocks
+        free, cached = state.num_free_blocks(), state.num_cached_blocks()
+        held = info.num_blocks - free - cached
         lines = [f"engine     {info.model} on {info.device}, {info.dtype}, {info.attention_backend} attention"]
         for request in requests:
             lines += [
@@ -166,7 +167,7 @@ def summary_lines(source: Source, request_ids: list[str]) -> list[str]:
         *lines,
         f"requests   {len(requests)} finished, {sum(len(request.sequences) for request in requests)} sequences",
         f"tokens     {prompt_tokens} in prompts, {counters.generated_tokens} generated, {state.step} steps",
-        f"blocks     {num_blocks} of {info.block_size} slots: {free} free, {num_blocks - free} held, 0 cached",
+        f"blocks     {info.num_blocks} of {info.block_size} slots: {free} free, {held} held, {cached} cached",
         f"           {num_handed_out} were handed out in all",
         f"copies     {counters.copies} on write, {counters.preemptions} preemptions",
         f"audit      {audit}",

@@ -42,11 +42,13 @@ def run(
     device: flags.Device = DEFAULTS.device,
     attention_backend: flags.AttentionBackend = DEFAULTS.attention_backend,
     seed: flags.Seed = DEFAULTS.seed,
+    enable_prefix_caching: flags.EnablePrefixCaching = DEFAULTS.enable_prefix_caching,
 ) -> int:
     """Run prompts through the engine, without a dashboard; print outputs, token ids and the memory summary.
 
     MODEL is tiny-shakespeare (the embedded one), a directory, or a hub id. The first word is the model unless it is an
-    option. Options: n, max_tokens, temperature (0 is greedy), top_k, top_p, seed, stop, ignore_eos.
+    option. Options: n, max_tokens, temperature (0 is greedy), top_k, top_p, seed, stop,
+    ignore_eos, cache_salt.
 
     \b
     kvscope run --prompt "O Romeo," n=2 max_tokens=32
@@ -69,6 +71,7 @@ def run(
             device=device,
             attention_backend=attention_backend,
             seed=seed,
+            enable_prefix_caching=enable_prefix_caching,
         )
         _require_engine("run")
         with leaving_at_once():
@@ -99,6 +102,7 @@ def serve(
     device: flags.Device = DEFAULTS.device,
     attention_backend: flags.AttentionBackend = DEFAULTS.attention_backend,
     seed: flags.Seed = DEFAULTS.seed,
+    enable_prefix_caching: flags.EnablePrefixCaching = DEFAULTS.enable_prefix_caching,
 ) -> int:
     """Start an engine that dashboards attach to; Ctrl-C stops it.
 
@@ -121,6 +125,7 @@ def serve(
             device=device,
             attention_backend=attention_backend,
             seed=seed,
+            enable_prefix_caching=enable_prefix_caching,
         )
         _require_engine("serve")
         if until_stdin_closes:

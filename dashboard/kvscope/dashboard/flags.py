@@ -27,6 +27,13 @@ AttentionBackend = Annotated[
     Literal["auto", "torch", "triton", "reference"],
     typer.Option(help="Paged attention; triton on a CPU runs in Triton's interpreter, slowly."),
 ]
+EnablePrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Keep full blocks of ended requests, and reuse them for prompts that begin alike.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Default seed of the sampling.", metavar="N")]
 
 Record = Annotated[Path | None, typer.Option(help="Keep every event in FILE, for `kvscope replay`.", metavar="FILE")]

@@ -77,7 +77,7 @@ def serve(
     label = name if name is not None else config.model.rstrip("/").rsplit("/", 1)[-1]
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(
-            contextlib.closing(EngineDirectory.create(label, model=config.model, started=time.time()))
+            contextlib.closing(EngineDirectory.create(label, model=config.model, started=time.time(), listen=listen))
         )
         endpoints = parse_listen(listen) if listen is not None else directory.endpoints
         recorder = (

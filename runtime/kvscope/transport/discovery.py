@@ -33,13 +33,17 @@ _MAX_ENGINE_FILE_BYTES = 1 << 16
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What engine.json says. `started` is wall-clock seconds; `pid_ticks` tells a recycled pid from the engine."""
+    """What engine.json says. `started` is wall-clock seconds; `pid_ticks` tells a recycled pid from the engine.
+
+    `listen` is the TCP address of an engine that uses no sockets in its directory.
+    """
 
     pid: int
     name: str
     model: str = ""
     started: float = 0.0
     pid_ticks: int | None = None
+    listen: str | None = None
 
 
 class EngineDirectory:
@@ -51,7 +55,7 @@ class EngineDirectory:
         self.endpoints = directory_endpoints(path, entry.name)
 
     @classmethod
-    def create(cls, name: str, *, model: str = "", started: float = 0.0) -> Self:
+    def create(cls, name: str, *, model: str = "", started: float = 0.0, listen: str | None = None) -> Self:
         """Claim a name; what a dead engine of that name left behind is removed first.
 
         Raises:
@@ -61,7 +65,7 @@ class EngineDirectory:
         root = runtime_root()
         directory_endpoints(root / name)
         pid = os.getpid()
-        entry = EngineEntry(pid=pid, name=name, model=model, started=started, pid_ticks=_pid_ticks(pid))
+        entry = EngineEntry(pid=pid, name=name, model=model, started=started, pid_ticks=_pid_ticks(pid), listen=listen)
         with _creation_lock(root):
             _remove_dead(root / name)
             make_private(root / name)
@@ -110,18 +114,25 @@ def _only_engine() -> Endpoints:
         raise EndpointError(f"no engine is running; {START_HINT}")
     if len(engines) > 1:
         raise EndpointError(f"several engines are running: {', '.join(entry.name for entry in engines)}; name one")
-    return directory_endpoints(runtime_root() / engines[0].name, engines[0].name)
+    return _endpoints_of(engines[0])
 
 
 def _named_engine(endpoint: str) -> Endpoints:
     engines = list_engines()
-    if any(entry.name == endpoint for entry in engines):
-        return directory_endpoints(runtime_root() / endpoint, endpoint)
+    for entry in engines:
+        if entry.name == endpoint:
+            return _endpoints_of(entry)
     running = f"running: {', '.join(entry.name for entry in engines)}" if engines else START_HINT
     shown = make_printable(endpoint)
     if "/" in endpoint:
         raise EndpointError(f"{shown} is no engine's socket, nor a directory with {EVENTS_SOCKET} and {CONTROL_SOCKET}")
     raise EndpointError(f"no engine named {shown}; {running}")
+
+
+def _endpoints_of(entry: EngineEntry) -> Endpoints:
+    if entry.listen is not None:
+        return parse_tcp(entry.listen)._replace(label=entry.name)
+    return directory_endpoints(runtime_root() / entry.name, entry.name)
 
 
 @contextlib.contextmanager
