@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 from textual.strip import Strip
 
@@ -12,6 +13,13 @@ from kvscope.dashboard.strips import Part, clip, make_strip, measure, piece_part
 from kvscope.events.types import BlockCopied, BlocksReleased
 
 
+class Notes(NamedTuple):
+    """What is known about a table beside its entries: copies by logical block, other holders by physical block."""
+
+    copies: Mapping[int, tuple[int, int]]
+    sharers: Mapping[int, list[str]]
+
+
 class TableDrawing:
     """The lines of one table, one per logical block, drawn when asked for: a long sequence has thousands."""
 
@@ -20,7 +28,7 @@ class TableDrawing:
     ) -> None:
         self._frame, self._request, self._sequence = frame, request, sequence
         self._glyphs, self._width = glyphs, width
-        self._copies = copied_blocks(frame, sequence.sequence_id)
+        self._notes = Notes(copied_blocks(frame, sequence.sequence_id), find_sharers(frame, sequence))
 
     def __len__(self) -> int:
         return max(len(self._sequence.table), 1)
@@ -29,7 +37,7 @@ class TableDrawing:
         width, table = self._width, self._sequence.table
         if y < len(table):
             shown = (self._request, self._sequence)
-            return make_strip(_row_words(self._frame, shown, y, self._copies, glyphs=self._glyphs, width=width), width)
+            return make_strip(_row_words(self._frame, shown, y, self._notes, glyphs=self._glyphs, width=width), width)
         return make_strip([(f" {_no_blocks(self._request, self._sequence)}", theme.SOFT)], width)
 
 
@@ -74,6 +82,20 @@ def copied_blocks(frame: Frame, sequence_id: str) -> dict[int, tuple[int, int]]:
     return copies
 
 
+def find_sharers(frame: Frame, sequence: SequenceFrame) -> dict[int, list[str]]:
+    """The other sequences that hold a block of this one, by block: one pass over all tables."""
+    sharers: dict[int, list[str]] = {}
+    if not frame.pool.count_shared(sequence.table):
+        return sharers
+    mine = set(sequence.table)
+    for request in frame.requests:
+        for other in request.sequences:
+            if other.sequence_id != sequence.sequence_id and not mine.isdisjoint(other.table):
+                for block_id in mine.intersection(other.table):
+                    sharers.setdefault(block_id, []).append(other.sequence_id)
+    return sharers
+
+
 def _no_blocks(request: RequestFrame, sequence: SequenceFrame) -> str:
     if sequence.finish_reason is not None:
         return "finished: every block given back"
@@ -86,7 +108,7 @@ def _row_words(
     frame: Frame,
     shown: tuple[RequestFrame, SequenceFrame],
     logical: int,
-    copies: Mapping[int, tuple[int, int]],
+    notes: Notes,
     *,
     glyphs: Glyphs,
     width: int,
@@ -107,9 +129,8 @@ def _row_words(
     ]
     tail: list[Part] = []
     if ref_count > 1:
-        others = [name for name, _ in frame.holders(block_id) if name != sequence.sequence_id]
-        tail.append((f" = {_some(others)} ", theme.STRONG))
-    source, target = copies.get(logical, (None, None))
+        tail.append((f" = {_some(notes.sharers.get(block_id, []))} ", theme.STRONG))
+    source, target = notes.copies.get(logical, (None, None))
     if source is not None and target == block_id:
         tail.append((f" {glyphs.copy} copied from P{source} ", theme.NOTICE))
     parts += tail
