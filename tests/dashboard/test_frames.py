@@ -8,18 +8,14 @@ import pytest
 from dashboard_story import EPOCH, StoryEngine, article_batches, candidates_batches, crowded_engine
 
 from kvscope.dashboard.frames import (
-    NOBODY,
-    NUM_OWNER_COLOURS,
-    SEVERAL,
     FrameBuilder,
-    OwnerCodes,
     RateMeter,
     RequestFrame,
     SequenceFrame,
     build_frame,
     build_pool,
-    owner_code,
 )
+from kvscope.dashboard.owners import NOBODY, NUM_OWNER_COLOURS, SEVERAL, OwnerCodes, owner_code
 from kvscope.dashboard.pump import FramePump
 from kvscope.events.types import SamplingParams
 from kvscope.transport.source import ListSource

@@ -6,8 +6,9 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame, distinct_blocks
+from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
 from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.owners import distinct_blocks
 from kvscope.dashboard.strips import Part, clip, clip_start, flat, make_strip, measure
 from kvscope.events.describe import describe_waiting
 

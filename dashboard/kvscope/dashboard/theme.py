@@ -7,7 +7,7 @@ blue lightened for dark backgrounds.
 from rich.style import Style
 from textual.theme import Theme
 
-from kvscope.dashboard.frames import SEVERAL
+from kvscope.dashboard.owners import SEVERAL
 
 BACKGROUND = "#0d1117"
 FOREGROUND = "#c9d1d9"
