@@ -18,7 +18,7 @@ from kvscope.events.types import BlocksAllocated
 from kvscope.transport.source import Source, Status
 
 # Blocks of 4 slots, as in the article: small enough that sharing and copying happen within a line of verse.
-SERVE_ARGUMENTS = ("--block-size", "4", "--num-gpu-blocks-override", "96", "--max-num-seqs", "16")
+SERVE_ARGUMENTS = ("--block-size", "4", "--num-gpu-blocks-override", "48", "--max-num-seqs", "16")
 # The first has two candidates and a prompt that does not fill its last block: it is shared, then copied on write.
 SCRIPTED_PROMPTS = (
     "O Romeo, Romeo, wherefore art thou n=2 max_tokens=64 temperature=0.8 seed=1",
