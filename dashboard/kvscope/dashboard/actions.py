@@ -1,6 +1,7 @@
 """What keys and the palette do beyond looking around: steer the engine, the recording, and the screen."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 
 from textual import actions
@@ -19,6 +20,7 @@ from kvscope.dashboard.selection import find_selected
 from kvscope.events.text import make_printable
 from kvscope.transport.source import PendingReply, Source
 
+_REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("\w+"\)')
 _MOVING = ("pane", "focus_prompt")  # actions whose keys are text while the user writes
 
 
@@ -125,6 +127,10 @@ class ActionsApp(App[None]):
             self.tell(f"no picture saved: {error}", severity="error")
             return
         self.tell(f"picture saved: {path}")
+
+    def export_screenshot(self, *, title: str | None = None, simplify: bool = False) -> str:
+        """The screen as SVG, without references to fonts on the network."""
+        return _REMOTE_FONT.sub("", super().export_screenshot(title=title, simplify=simplify))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every action of the key table, and Textual's themes."""
