@@ -70,6 +70,12 @@ BROKEN: dict[str, tuple[int, str, tuple[Event, ...]]] = {
         (*STORY[:4], changed(RELEASED, freed_block_ids=[0, 2])),
     ),
     "release keeps what is free": (1, "reach ref count 0", (*STORY[:4], changed(RELEASED, freed_block_ids=[]))),
+    "share of too few blocks": (3, "KV for 6 positions in 1 blocks", (*STORY[:2], changed(SHARED, block_ids=[0]))),
+    "a sequence that has ended keeps blocks": (
+        7,
+        "r1.0 has ended and still holds 2 blocks",
+        (*STORY[:4], ev.SequenceFinished(sequence_id="r1.0", reason="length")),
+    ),
     "a finding of the engine": (7, "from the engine", (ev.AuditFinding(rule=7, message="from the engine"),)),
 }
 

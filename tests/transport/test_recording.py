@@ -186,6 +186,7 @@ def test_a_hole_ends_the_recording(tmp_path: Path, batches: list) -> None:
     recording = read_recording(tmp_path / "run.mcap")
     assert recording.batches == list(enumerate(batches[:2]))
     assert recording.missing == "ends abruptly after batch 1 (batches 2 to 3 are not in it)"
+    assert recording.has_hole
 
 
 def test_a_lost_chunk_ends_the_recording(chunked: Path, batches: list, tmp_path: Path) -> None:

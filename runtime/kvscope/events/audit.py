@@ -8,7 +8,7 @@ event against the state just before it; `check_state` looks at a whole state. Ne
     3  no write to a shared block; written positions are a prefix without holes; no needless copy
     6  a copy preserves exactly the written slots
     5  a reused block is fully written, and something is left to compute
-    7  an idle engine holds nothing
+    7  an idle engine, and a sequence that has ended, hold nothing
 """
 
 import operator
@@ -16,7 +16,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from kvscope.events import types as ev
-from kvscope.events.state import EngineState, FoldError, apply_event, begin_batch
+from kvscope.events.state import EngineState, FoldError, SequenceState, apply_event, begin_batch
 from kvscope.events.types import Batch, Event
 
 MAX_BLOCKS_CHECKED_EVERY_BATCH = 20_000
@@ -165,11 +165,12 @@ def _check_release(state: EngineState, event: ev.BlocksReleased) -> list[tuple[i
 def check_state(state: EngineState) -> list[Finding]:
     """Invariants 1, 3 and 7 over the whole state; O(pool + table entries)."""
     entries = [0] * len(state.ref_counts)
+    messages: list[tuple[int, str]] = []
     for request in state.requests.values():
         for sequence in request.sequences:
             for block_id in sequence.block_table:
                 entries[block_id] += 1
-    messages = []
+            messages += _check_sequence(state, sequence)
     if state.ref_counts != entries:
         messages += [
             (1, f"P{block_id} has ref count {count}, {entries[block_id]} table entries point at it")
@@ -186,6 +187,17 @@ def check_state(state: EngineState) -> list[Finding]:
     if not active and any(entries):
         messages.append((7, f"nothing runs, yet {sum(map(bool, entries))} blocks are held"))
     return [Finding(rule, message, state.step) for rule, message in messages]
+
+
+def _check_sequence(state: EngineState, sequence: SequenceState) -> list[tuple[int, str]]:
+    num_blocks, messages = len(sequence.block_table), []
+    if sequence.num_written and sequence.num_written > num_blocks * _block_size(state):
+        messages.append(
+            (3, f"{sequence.sequence_id} has KV for {sequence.num_written} positions in {num_blocks} blocks")
+        )
+    if num_blocks and sequence.finish_reason is not None:
+        messages.append((7, f"{sequence.sequence_id} has ended and still holds {num_blocks} blocks"))
+    return messages
 
 
 def _refs(state: EngineState, block_id: int) -> int:

@@ -38,10 +38,15 @@ class Recording:
     initial_seq: int | None = None
     num_refused_events: int = 0
     missing: str | None = None
+    has_hole: bool = False  # batches are missing in the middle: it was not just cut short
 
     @property
     def last_seq(self) -> int | None:
         return self.batches[-1][0] if self.batches else self.initial_seq
+
+
+class _HoleError(RecordingError):
+    """A batch that must come next is not there, but a later one is."""
 
 
 def read_recording(path: Path | str) -> Recording:
@@ -82,6 +87,7 @@ def _read(path: Path, shown: str, file: BinaryIO) -> Recording:
         if not parser.is_ours:
             raise RecordingError(f"{shown} is an MCAP file, but not a kvscope recording") from None
         parser.recording.missing = parser.describe_end(error)
+        parser.recording.has_hole = isinstance(error, _HoleError)
     return parser.recording
 
 
@@ -125,7 +131,7 @@ class _Parser:
         last = self.recording.last_seq
         expected = 0 if last is None else last + 1
         if seq != expected:
-            raise RecordingError(f"batches {expected} to {seq - 1} are not in it")
+            raise _HoleError(f"batches {expected} to {seq - 1} are not in it")
         batch, num_refused = decode_batch(data, printable=True)
         self.recording.batches.append((seq, batch))
         self.recording.num_refused_events += num_refused
