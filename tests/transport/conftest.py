@@ -293,6 +293,11 @@ class Lab:
             thing.close()
 
 
+@pytest.fixture(scope="session")
+def make_stream() -> type[Stream]:
+    return Stream
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
     made = Lab(tmp_path)

@@ -7,13 +7,13 @@ has moved. Nothing here knows about sockets or files.
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from kvscope.events.audit import Auditor, Finding
 from kvscope.events.describe import describe
-from kvscope.events.state import EngineState, begin_batch
+from kvscope.events.state import EngineState, apply_event, begin_batch
 from kvscope.events.types import Batch, Event
 
 MAX_LOG_ENTRIES = 5_000
@@ -24,7 +24,7 @@ class Status(Enum):
 
     CONNECTING -> SYNCING -> LIVE; LIVE -> GAP -> LIVE (healed by replay or snapshot);
     LIVE -> STALE (no heartbeat) -> SYNCING; ENDED: the engine said goodbye, or the recording is over.
-    REPLAY: the picture comes from a file.
+    REPLAY: the picture comes from a file. HISTORY: from the past of a live engine, which goes on unseen.
     """
 
     CONNECTING = "CONNECTING"
@@ -34,6 +34,7 @@ class Status(Enum):
     STALE = "STALE"
     ENDED = "ENDED"
     REPLAY = "REPLAY"
+    HISTORY = "HISTORY"
 
 
 class LogEntry(NamedTuple):
@@ -47,10 +48,17 @@ class LogEntry(NamedTuple):
     sentence: str
 
 
+class Keeper(Protocol):
+    """Remembers what a view has shown. Called with the view's lock held."""
+
+    def restart(self, state: EngineState, seq: int | None) -> None: ...
+    def append(self, seq: int, batch: Batch, state: EngineState, num_bytes: int) -> None: ...
+
+
 class View:
     """Everything a viewer may draw. Hold `lock` while reading `state`, `log` or `findings`."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: Keeper | None = None) -> None:
         self.lock = threading.Lock()
         self.revision = 0
         self.status = Status.CONNECTING
@@ -63,6 +71,7 @@ class View:
         self.num_gaps = 0
         self.num_refused_events = 0
         self._auditor = Auditor(self.state)
+        self._keeper = keeper
 
     def set_status(self, status: Status, detail: str = "") -> None:
         """Change the connection's state; a no-op when nothing changes."""
@@ -82,10 +91,12 @@ class View:
                 self.findings.clear()
             self.state, self.last_seq = state, seq
             self._auditor = Auditor(state)
+            if self._keeper is not None:
+                self._keeper.restart(state, seq)
             self.revision += 1
 
-    def apply(self, seq: int, batch: Batch, num_refused_events: int = 0) -> None:
-        """Check, fold and log one batch.
+    def apply(self, seq: int, batch: Batch, num_refused_events: int = 0, num_bytes: int = 0) -> None:
+        """Check, fold and log one batch; `num_bytes` is its size on the wire.
 
         Raises:
             FoldError: it does not fit; the caller must fetch a snapshot.
@@ -94,6 +105,35 @@ class View:
             self.num_refused_events += num_refused_events
             self._fold(seq, batch)
             self.last_seq = seq
+            if self._keeper is not None:
+                self._keeper.append(seq, batch, self.state, num_bytes)
+            self.revision += 1
+
+    def advance(self, seq: int, batch: Batch, first: int, stop: int) -> None:
+        """Fold and log events `first:stop` of a batch of the past; who plays it back brings the findings.
+
+        Raises:
+            FoldError: it does not fit; the state is then unusable.
+        """
+        with self.lock:
+            begin_batch(self.state, batch)
+            self.state, entries = tell(self.state, seq, batch, first, stop)
+            self.log.extend(entries)
+            self.last_seq = seq
+            self.revision += 1
+
+    def show_moment(self, state: EngineState, seq: int | None, log: Iterable[LogEntry]) -> None:
+        """Show another moment of the past: state and log at once."""
+        with self.lock:
+            self.state, self.last_seq = state, seq
+            self.log.clear()
+            self.log.extend(log)
+            self.revision += 1
+
+    def show_findings(self, findings: Sequence[Finding]) -> None:
+        """What the auditor has found up to the moment on show."""
+        with self.lock:
+            self.findings = list(findings)
             self.revision += 1
 
     def _fold(self, seq: int, batch: Batch) -> None:
@@ -108,6 +148,19 @@ class View:
         self.findings += self._auditor.finish_batch()
         self.state = self._auditor.state
         self.log.extend(entries)
+
+
+def tell(
+    state: EngineState, seq: int, batch: Batch, first: int = 0, stop: int | None = None
+) -> tuple[EngineState, list[LogEntry]]:
+    """Fold events `first:stop` of a batch: the state after them, and their lines for the log."""
+    entries = []
+    for event in batch.events[first:stop]:
+        state = apply_event(state, event)
+        sentence = describe(event, state)
+        if sentence is not None:
+            entries.append(LogEntry(seq, batch.step, batch.phase, batch.time_ns, event, sentence))
+    return state, entries
 
 
 class Reply(NamedTuple):

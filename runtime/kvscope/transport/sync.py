@@ -46,6 +46,7 @@ class Phase(Enum):
 class _Received(NamedTuple):
     seq: int
     decoded: DecodedBatch
+    num_bytes: int
 
 
 class Synchronizer:
@@ -80,7 +81,7 @@ class Synchronizer:
     def on_batch(self, seq: int, payload: bytes) -> None:
         """A live batch from the stream."""
         try:
-            received = _Received(seq, decode_batch(payload, printable=True))
+            received = _Received(seq, decode_batch(payload, printable=True), len(payload))
         except DecodeError as error:
             self.refuse(error)
             if self.phase is Phase.FOLLOWING and seq >= self._expected():
@@ -158,9 +159,9 @@ class Synchronizer:
             self._confirm()  # the stream has nothing that the state lacks
 
     def _apply(self, received: _Received) -> bool:
-        seq, (batch, num_refused) = received
+        seq, (batch, num_refused), num_bytes = received
         try:
-            self.view.apply(seq, receivable(batch), num_refused)
+            self.view.apply(seq, receivable(batch), num_refused, num_bytes)
         except Exception as error:
             self._open_gap(f"batch {seq} does not fit: {one_line(error)}")
             self._need_snapshot()
@@ -227,7 +228,7 @@ class Synchronizer:
 
     def _take_replayed(self, seq: int, payload: bytes) -> None:
         try:
-            received = _Received(seq, decode_batch(payload, printable=True))
+            received = _Received(seq, decode_batch(payload, printable=True), len(payload))
         except DecodeError as error:
             self.refuse(error)
             self._need_snapshot()

@@ -1,0 +1,75 @@
+"""Where a walk may begin: copies of the state along a track, few enough to be kept in memory."""
+
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
+
+from kvscope.events.keyframe import Keyframe
+from kvscope.events.state import EngineState
+
+MAX_KEYFRAMES = 64
+MIN_SPACING_EVENTS = 1024
+TRAIL_EVENTS = (4096, 512, 64)  # how far before the end of a walk a copy is left, for the steps back from there
+
+
+class Keyframes:
+    """At most `max_count`, spaced by events; with one too many, every second one goes and the spacing doubles.
+
+    Any thread may offer or look; whoever folds along the track offers what passes by.
+    """
+
+    def __init__(
+        self,
+        events_before: Sequence[int],
+        *,
+        given: Iterable[tuple[int, Keyframe]] = (),
+        max_count: int = MAX_KEYFRAMES,
+        spacing: int | None = None,
+    ) -> None:
+        self._events_before, self._max_count = events_before, max_count
+        self._spacing = MIN_SPACING_EVENTS if spacing is None else spacing
+        self._lock = threading.Lock()
+        self._kept = dict(given)
+        self._positions = sorted(self._kept)
+        self._trail: list[tuple[int, Keyframe]] = []
+
+    def __len__(self) -> int:
+        return len(self._positions) + len(self._trail)
+
+    def offer(self, position: int, state: EngineState) -> None:
+        """Keep a copy of the state after `position` batches, if there is none near it."""
+        if not self._is_wanted(position):
+            return
+        keyframe = Keyframe(state)
+        with self._lock:
+            if position not in self._kept:
+                insort(self._positions, position)
+                self._kept[position] = keyframe
+            while len(self._positions) > self._max_count:
+                self._positions = self._positions[::2]
+                self._kept = {kept: self._kept[kept] for kept in self._positions}
+                self._spacing *= 2
+
+    def leave_trail(self, trail: list[tuple[int, Keyframe]], end: int) -> None:
+        """Remember copies made shortly before `end`, instead of those left after it or long before."""
+        oldest = self._events_before[end] - 2 * max(TRAIL_EVENTS)
+        with self._lock:
+            still = [kept for kept in self._trail if kept[0] < end and self._events_before[kept[0]] >= oldest]
+            self._trail = [*still, *trail][-2 * len(TRAIL_EVENTS) :]
+
+    def nearest(self, position: int) -> tuple[int, Keyframe] | None:
+        """The last copy at or before `position`."""
+        with self._lock:
+            index = bisect_right(self._positions, position)
+            found = [(kept, self._kept[kept]) for kept in self._positions[index - 1 : index] if index]
+            found += [kept for kept in self._trail if kept[0] <= position]
+        return max(found, key=lambda kept: kept[0], default=None)
+
+    def _is_wanted(self, position: int) -> bool:
+        with self._lock:
+            index = bisect_left(self._positions, position)
+            near = self._positions[max(index - 1, 0) : index + 1]
+            here = self._events_before[position]
+            return here >= self._spacing and all(
+                abs(here - self._events_before[kept]) >= self._spacing for kept in near
+            )

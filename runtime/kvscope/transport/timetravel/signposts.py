@@ -1,0 +1,69 @@
+"""Where a step leads: the places before and after a moment. Pure lookups; None where there is nothing to go to."""
+
+from kvscope.events.notable import notable_places
+from kvscope.transport.timetravel.survey import Survey
+from kvscope.transport.timetravel.track import Place, TrackIndex
+
+
+class Signposts:
+    """For a track and what its survey has found so far."""
+
+    def __init__(self, index: TrackIndex, survey: Survey) -> None:
+        self._index, self._survey = index, survey
+
+    def batch_back(self, here: Place) -> Place | None:
+        """The start of the begun batch, else of the last one."""
+        if here.event:
+            return Place(here.position)
+        return Place(here.position - 1) if here.position else None
+
+    def event_back(self, here: Place) -> Place | None:
+        """One event less; a batch without events counts as one."""
+        if here.event:
+            return Place(here.position, here.event - 1)
+        if here.position == 0:
+            return None
+        before = here.position - 1
+        return Place(before, max(self._num_events(before) - 1, 0))
+
+    def engine_step(self, here: Place) -> Place | None:
+        """The end of the engine step that comes next, or has begun."""
+        if here.position >= len(self._index):
+            return None
+        return Place(self._index.after_step(self._index.steps[here.position]))
+
+    def engine_step_back(self, here: Place) -> Place | None:
+        """The start of the engine step that was applied last."""
+        last = here.position if here.event else here.position - 1
+        return Place(self._index.before_step(self._index.steps[last])) if last >= 0 else None
+
+    def notable(self, here: Place) -> Place | None:
+        """Just after the next event that stands out; or the next finding of the audit, if that comes first."""
+        found = self._survey.next_finding(here)
+        last = len(self._index) - 1
+        for position in range(here.position, (last if found is None else min(found.position, last)) + 1):
+            places = [place for place in self._notable_in(position) if place > here]
+            if places:
+                return min(places[0], found or places[0])
+        return found
+
+    def notable_back(self, here: Place) -> Place | None:
+        """The same, backwards."""
+        found = self._survey.previous_finding(here)
+        first = 0 if found is None else max(found.position - 1, 0)
+        for position in range(min(here.position, len(self._index) - 1), first - 1, -1):
+            places = [place for place in self._notable_in(position) if place < here]
+            if places:
+                return max(places[-1], found or places[-1])
+        return found
+
+    def _notable_in(self, position: int) -> list[Place]:
+        batch = self._index.batch(position)
+        return [self.after_event(position, event) for event in notable_places(batch)]
+
+    def after_event(self, position: int, event: int) -> Place:
+        """The moment just after event number `event` (from 0) of the batch after `position`."""
+        return Place(position, event + 1) if event + 1 < self._num_events(position) else Place(position + 1)
+
+    def _num_events(self, position: int) -> int:
+        return len(self._index.batch(position).events)

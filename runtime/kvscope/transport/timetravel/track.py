@@ -1,0 +1,91 @@
+"""What one can walk along: batches in order and the state before them, with an index of where things are."""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+from kvscope.events.keyframe import Keyframe
+from kvscope.events.state import EngineState
+from kvscope.events.types import Batch
+from kvscope.transport.healing import receivable
+
+
+class Track(Protocol):
+    """A recording, or the recent past of a live engine. `initial_state` None: from the engine's start."""
+
+    @property
+    def batches(self) -> Sequence[tuple[int, Batch]]: ...
+    @property
+    def initial_state(self) -> EngineState | None: ...
+    @property
+    def initial_seq(self) -> int | None: ...
+    @property
+    def num_refused_events(self) -> int: ...
+    @property
+    def missing(self) -> str | None: ...
+
+
+@dataclass(slots=True, frozen=True)
+class FrozenTrack:
+    """A stretch of a live engine's past; `keyframes[i]` is `(position, copy of the state there)`."""
+
+    batches: Sequence[tuple[int, Batch]]
+    initial_state: EngineState | None = None
+    initial_seq: int | None = None
+    num_refused_events: int = 0
+    missing: str | None = None
+    keyframes: Sequence[tuple[int, Keyframe]] = field(default=())
+
+
+class Place(NamedTuple):
+    """A moment: `position` whole batches have been applied, and `event` events of the next one."""
+
+    position: int
+    event: int = 0
+
+
+class TrackIndex:
+    """Numbers of every batch in arrays, so that a place is found without a walk. `n` batches have places 0 to n."""
+
+    def __init__(self, track: Track) -> None:
+        self._track = track
+        batches = track.batches
+        self.seqs = array("q", (seq for seq, _ in batches))
+        self.steps = array("q", (batch.step for _, batch in batches))
+        self.times_ns = array("q", (batch.time_ns for _, batch in batches))
+        # events before batch i; its last entry is the number of all events
+        self.events_before = array("q", accumulate((len(batch.events) for _, batch in batches), initial=0))
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def batch(self, position: int) -> Batch:
+        """The batch after place `position`, as a receiver folds it."""
+        return receivable(self._track.batches[position][1])
+
+    def seq_at(self, position: int) -> int | None:
+        """The number of the last of `position` batches."""
+        return self.seqs[position - 1] if position else self._track.initial_seq
+
+    def after_seq(self, seq: int) -> int:
+        """The position after batch number `seq`."""
+        return bisect_right(self.seqs, seq)
+
+    def after_step(self, step: int) -> int:
+        """The position after the last batch of engine step `step`."""
+        return bisect_right(self.steps, step)
+
+    def before_step(self, step: int) -> int:
+        """The position before the first batch of engine step `step`."""
+        return bisect_left(self.steps, step)
+
+    def at_time(self, time_ns: int) -> int:
+        """The position after everything up to a time since the engine's start."""
+        return bisect_right(self.times_ns, time_ns)
+
+    def back_by_events(self, position: int, num_events: int) -> int:
+        """The last position with at least `num_events` events between it and `position`, else 0."""
+        return max(bisect_right(self.events_before, self.events_before[position] - num_events) - 1, 0)
