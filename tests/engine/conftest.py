@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may look beyond this machine
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands do: see wait_for_threads_asleep
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -15,7 +15,7 @@ import typer
 from kvscope.dashboard import flags
 from kvscope.dashboard.errors import CommandError
 from kvscope.dashboard.terminal import leaving_at_once
-from kvscope.engine.config import EMBEDDED_MODEL, ConfigError, EngineConfig
+from kvscope.engine.config import EMBEDDED_MODEL, ConfigError, EngineConfig, wait_for_threads_asleep
 from kvscope.events.options import parse_options
 
 DEFAULTS = EngineConfig()
@@ -74,6 +74,7 @@ def run(
             enable_prefix_caching=enable_prefix_caching,
         )
         _require_engine("run")
+        wait_for_threads_asleep()
         with leaving_at_once():
             from kvscope.engine import commands
 
@@ -130,6 +131,7 @@ def serve(
         _require_engine("serve")
         if until_stdin_closes:
             _stop_when_stdin_closes()
+        wait_for_threads_asleep()
         with leaving_at_once():
             from kvscope.engine import commands
 
