@@ -24,7 +24,8 @@ def modules_after_importing(*names: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["kvscope.events", "kvscope.transport", "kvscope.transport.recording", "kvscope.dashboard"]
+    "name",
+    ["kvscope.events", "kvscope.transport", "kvscope.transport.recording", "kvscope.analysis", "kvscope.dashboard"],
 )
 def test_the_viewer_loads_no_tensors(name: str) -> None:
     assert modules_after_importing(name).isdisjoint(HEAVY)
@@ -32,6 +33,10 @@ def test_the_viewer_loads_no_tensors(name: str) -> None:
 
 def test_events_load_no_sockets_and_no_screen() -> None:
     assert modules_after_importing("kvscope.events").isdisjoint({*HEAVY, "zmq", "textual", "mcap"})
+
+
+def test_analysis_loads_no_sockets_and_no_screen() -> None:
+    assert modules_after_importing("kvscope.analysis").isdisjoint({"zmq", "textual"})
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_source_roots_are_namespaces(name: str) -> None:
 def test_every_package_says_what_it_is_and_that_it_is_typed() -> None:
     packages = [path for name in SOURCE_ROOTS for path in (ROOT / name / "kvscope").iterdir() if path.is_dir()]
     packages = [path for path in packages if path.name != "__pycache__"]
-    assert {path.name for path in packages} == {"events", "engine", "transport", "dashboard", "kernels"}
+    assert {path.name for path in packages} == {"events", "engine", "transport", "analysis", "dashboard", "kernels"}
     for package in packages:
         assert (package / "__init__.py").read_text(encoding="utf-8").startswith('"""')
         assert (package / "py.typed").exists()
@@ -52,5 +52,5 @@ def test_nothing_executes_what_came_from_outside(pattern: str) -> None:
 
 def test_readme_names_every_package() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in ("events", "engine", "transport", "dashboard", "kernels"):
+    for name in ("events", "engine", "transport", "analysis", "dashboard", "kernels"):
         assert f"kvscope.{name}" in readme

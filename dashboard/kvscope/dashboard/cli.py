@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from kvscope.dashboard import engine_commands, flags
+from kvscope.dashboard import engine_commands, flags, recording_commands
 from kvscope.dashboard.errors import CommandError, ExitCode, one_line
 
 app = typer.Typer(
@@ -25,7 +25,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (engine_commands.demo, engine_commands.run, engine_commands.serve):
+for command in (
+    engine_commands.demo,
+    engine_commands.run,
+    engine_commands.serve,
+    recording_commands.record,
+    recording_commands.check,
+    recording_commands.stats,
+    recording_commands.diff,
+    recording_commands.export,
+    recording_commands.status,
+):
     app.command()(command)
 
 
@@ -50,6 +60,7 @@ def _kvscope(
     kvscope attach                          the dashboard on it (over SSH: ssh -t HOST kvscope attach)
     kvscope run --prompt "To be" n=2        no dashboard: outputs and a memory summary
     kvscope replay run.mcap                 a recorded run, again
+    kvscope check run.mcap                  is anything wrong in it?
     """
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -44,9 +44,9 @@ FrameHandler = Callable[[list[bytes]], None]
 class EngineClient:
     """A `Source` and a `Control` over a live engine. It outlives engines: it attaches again when one returns."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: Endpoints, view: View | None = None) -> None:
         self.endpoints = endpoints
-        self.view = View()
+        self.view = view if view is not None else View()
         self._ids = itertools.count(1)
         self._sync = Synchronizer(self.view, self._ask)
         self._pending = PendingCalls(endpoints.label)

@@ -1,0 +1,194 @@
+"""Commands around recordings and without a dashboard: `check`, `stats`, `diff`, `export`, `record`, `status`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvscope.dashboard.errors import CommandError, ExitCode
+from kvscope.dashboard.output import write_lines
+from kvscope.events.text import make_printable
+
+if TYPE_CHECKING:
+    from kvscope.analysis.assertions import Assertion
+
+MAX_RULES_BYTES = 1 << 20
+
+File = Annotated[Path, typer.Argument(help="What --record wrote, whole or torn.", metavar="FILE", show_default=False)]
+Endpoint = Annotated[str | None, typer.Argument(help="Name, socket directory, or tcp://host:port.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
+
+
+def check(
+    file: File,
+    assertions: Annotated[
+        list[str] | None,
+        typer.Argument(help="What must hold, quoted for the shell.", metavar="[ASSERTION]...", show_default=False),
+    ] = None,
+    rules: Annotated[
+        Path | None, typer.Option(help='Assertions from a TOML file: assert = ["copies == 3"].', metavar="FILE.toml")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Audit a recording, and check what must hold. Exit code 1: a finding, or an assertion that fails.
+
+    An assertion is NAME OPERATOR NUMBER, or a condition. Operators: <= >= == != < >
+
+    Names: num_blocks, max_held_blocks (after any batch), copies, preemptions, refusals, evictions, generated_tokens,
+    computed_tokens, prefix_hit_tokens, dropped_batches, steps, requests, findings.
+
+    Conditions: no_leak_at_end (every held block belongs to an unfinished request), complete (nothing is missing).
+
+    \b
+    kvscope check run.mcap
+    kvscope check run.mcap 'max_held_blocks<=120' 'preemptions==0' no_leak_at_end
+    kvscope check run.mcap --rules rules.toml --json
+    """
+    import msgspec
+
+    from kvscope.analysis.check import check as check_recording
+    from kvscope.analysis.check_text import check_lines
+    from kvscope.transport.recording import read_recording
+
+    wanted = [*_read_rules(rules), *_parse(assertions or [])]
+    report = check_recording(read_recording(file), wanted)
+    write_lines([msgspec.json.encode(report).decode()] if as_json else check_lines(report))
+    return ExitCode.OK if report.ok else ExitCode.FAILURE
+
+
+def stats(file: File, as_json: AsJson = False) -> int:
+    """Figures of a recorded run: time, tokens, pool use, waste, sharing, waiting.
+
+    Means are over steps. Waste is what was reserved and unwritten once a step was done.
+
+    \b
+    kvscope stats run.mcap
+    kvscope stats run.mcap --json | jq .pool.peak_held
+    """
+    import msgspec
+
+    from kvscope.analysis.stats import measure
+    from kvscope.analysis.stats_text import stats_lines
+    from kvscope.transport.recording import read_recording
+
+    figures = measure(read_recording(file))
+    shown = make_printable(str(file))
+    write_lines([msgspec.json.encode(figures).decode()] if as_json else stats_lines(shown, figures))
+    return ExitCode.OK
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(help="A recording.", metavar="A", show_default=False)],
+    b: Annotated[Path, typer.Argument(help="Another one, of the same prompts.", metavar="B", show_default=False)],
+    as_json: AsJson = False,
+) -> int:
+    """Compare two recordings, request by request and in total. Exit code 1: a token or a request differs.
+
+    Requests are aligned by the token ids of their prompts and their options, in order; then by the prompts alone.
+
+    \b
+    kvscope diff cpu.mcap gpu.mcap
+    kvscope diff blocks-of-4.mcap blocks-of-16.mcap --json
+    """
+    import msgspec
+
+    from kvscope.analysis.diff import diff as diff_recordings
+    from kvscope.analysis.diff_text import diff_lines
+    from kvscope.transport.recording import read_recording
+
+    difference = diff_recordings(read_recording(a), read_recording(b))
+    shown = make_printable(str(a)), make_printable(str(b))
+    write_lines([msgspec.json.encode(difference).decode()] if as_json else diff_lines(*shown, difference))
+    return ExitCode.OK if difference.same else ExitCode.FAILURE
+
+
+def export(
+    file: File,
+    events: Annotated[bool, typer.Option("--events", help="JSON lines, one event per line.")] = False,
+    pool: Annotated[bool, typer.Option("--pool", help="CSV, one row for the pool after each batch.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to; standard output unless given.", metavar="FILE")
+    ] = None,
+    force: Force = False,
+) -> int:
+    """A recording as plain data: its events as JSON lines, or its pool over time as CSV.
+
+    \b
+    kvscope export run.mcap --events | jq 'select(.type == "block_copied")'
+    kvscope export run.mcap --pool -o pool.csv
+    """
+    from kvscope.analysis.export import event_lines, pool_rows
+    from kvscope.transport.recording import read_recording
+
+    if events == pool:
+        raise CommandError("export needs one of --events and --pool")
+    if output is not None and output.exists() and output.samefile(file):
+        raise CommandError(f"{output} is the recording itself; choose another file for -o")
+    recording = read_recording(file)
+    write_lines(event_lines(recording) if events else pool_rows(recording), output, force=force)
+    if recording.missing is not None:
+        typer.echo(f"kvscope: {make_printable(str(file))} {recording.missing}", err=True)
+    return ExitCode.OK
+
+
+def record(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The recording.", metavar="FILE", show_default=False)],
+    endpoint: Endpoint = None,
+    force: Force = False,
+    seconds: Annotated[
+        float | None, typer.Option("--for", min=0.1, help="End by itself after this time.", metavar="SECONDS")
+    ] = None,
+) -> int:
+    """Record a running engine from outside; Ctrl-C ends the recording and says what was kept.
+
+    It begins with the engine's state at that moment. What is lost on the way is fetched again, or marked.
+
+    \b
+    kvscope record -o run.mcap
+    kvscope record demo-4711 -o run.mcap --for 60
+    """
+    from kvscope.dashboard import record as recording
+
+    return recording.record(endpoint, output, force=force, seconds=seconds)
+
+
+def status(
+    endpoint: Endpoint = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the state now and leave.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per engine and line.")] = False,
+) -> int:
+    """One line per running engine: blocks, requests, tokens per second. Every second until Ctrl-C.
+
+    \b
+    kvscope status
+    kvscope status --once --json | jq .free
+    """
+    from kvscope.dashboard import status as engine_status
+
+    return engine_status.status(endpoint, once=once, as_json=as_json)
+
+
+def _parse(texts: Sequence[str]) -> "list[Assertion]":
+    from kvscope.analysis.assertions import AssertionSyntaxError, parse_assertion
+
+    try:
+        return [parse_assertion(text) for text in texts]
+    except AssertionSyntaxError as error:
+        raise CommandError(str(error)) from None
+
+
+def _read_rules(path: Path | None) -> "list[Assertion]":
+    from kvscope.analysis.assertions import AssertionSyntaxError, parse_rules
+
+    if path is None:
+        return []
+    with path.open("rb") as file:
+        content = file.read(MAX_RULES_BYTES + 1)
+    if len(content) > MAX_RULES_BYTES:
+        raise CommandError(f"{path} is too long for a rules file; the limit is {MAX_RULES_BYTES:,} bytes")
+    try:
+        return parse_rules(content)
+    except AssertionSyntaxError as error:
+        raise CommandError(f"{path}: {error}") from None
