@@ -22,12 +22,12 @@ from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
 from kvscope.dashboard.keys import PANES, app_bindings
 from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane, TextPane
-from kvscope.dashboard.playback import draw_playback
 from kvscope.dashboard.prompt import PromptBar
 from kvscope.dashboard.pump import FramePump
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
 from kvscope.dashboard.selection import latest_block, light_of, shown_sequence
 from kvscope.dashboard.theme import THEME
+from kvscope.dashboard.timeline_bar import TimelineBar
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
 from kvscope.transport.source import Source
@@ -73,6 +73,7 @@ class DashboardApp(ActionsApp):
         self._defaults = defaults if defaults is not None else SamplingParams()
         self._pump = FramePump(source.view, lambda frame: self.post_message(FrameReady(frame)), fps)
         self._cursor: int | None = None
+        self._bar_height = 0  # rows of the timeline; with none it shares a line with the player's numbers
         self._front = "requests"  # the pane below the grid in the compact arrangement
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -81,7 +82,9 @@ class DashboardApp(ActionsApp):
         glyphs = self._glyphs
         yield StripWidget(id="small")
         with Vertical(id="deck"):
-            yield from (StripWidget(id=name) for name in ("header", "gauge", "playback", "banner"))
+            yield from (StripWidget(id=name) for name in ("header", "gauge"))
+            yield TimelineBar(glyphs, id="playback")
+            yield StripWidget(id="banner")
             with Horizontal(id="main"):
                 with Vertical(id="left"):
                     yield BlockGrid(glyphs, id="grid")
@@ -106,7 +109,15 @@ class DashboardApp(ActionsApp):
 
     def on_unmount(self) -> None:
         self._pump.close()
+        if self._past is not None:
+            self._past.close()
         self._source.close()
+
+    def watch_source(self, source: Source) -> None:
+        """The panes follow another source: the past of the engine, or the engine again."""
+        self._pump.watch(source.view)
+        self.screen_stack[0].set_class(source is not self._source, "-history")
+        self.refresh_bindings()
 
     # --- pictures -------------------------------------------------------------------------------------------------
 
@@ -124,6 +135,7 @@ class DashboardApp(ActionsApp):
         base = self.screen_stack[0]
         for candidate in Arrangement:
             base.set_class(candidate is arrangement, candidate.value)
+        self._bar_height = (height >= MEDIUM_HEIGHT) + (height >= TALL_HEIGHT)
         base.set_class(height >= TALL_HEIGHT, "-tall")
         base.set_class(height >= MEDIUM_HEIGHT, "-medium")
         base.set_class(self._glyphs.ascii_borders, "-ascii")
@@ -148,18 +160,18 @@ class DashboardApp(ActionsApp):
         self._draw_titles(shown[1].sequence_id if shown is not None else None)
 
     def draw_top(self) -> None:
-        frame, base, width = self._frame, self.screen_stack[0], self.size.width
+        frame, base, width = self.with_distance(self._frame), self.screen_stack[0], self.size.width
         if not base.query("#header"):
             return  # the screen is being taken down
         age_s = max(time.monotonic() - frame.status_since, 0.0)
         strips = {
             "#header": [draw_header(frame, self._source_title, self._glyphs, width, age_s)],
             "#gauge": draw_gauge(frame, self._glyphs, width),
-            "#playback": [draw_playback(self._player, self._glyphs, width)] if self._player is not None else [],
             "#banner": draw_banner(frame, self._glyphs, width, age_s),
         }
         for selector, lines in strips.items():
             base.query_one(selector, StripWidget).show(lines)
+        base.query_one(TimelineBar).draw(self._player, width, self._bar_height)
 
     def _draw_titles(self, sequence_id: str | None) -> None:
         base = self.screen_stack[0]

@@ -15,7 +15,8 @@ from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, require
 from kvscope.dashboard.viewer import Connected
 from kvscope.events.options import split_prompt
 from kvscope.events.types import BlocksAllocated
-from kvscope.transport.source import Source, Status
+from kvscope.transport.source import Source, Status, View
+from kvscope.transport.timetravel import History
 
 # Blocks of 4 slots, as in the article: small enough that sharing and copying happen within a line of verse.
 SERVE_ARGUMENTS = ("--block-size", "4", "--num-gpu-blocks-override", "48", "--max-num-seqs", "16")
@@ -78,7 +79,8 @@ def _connect(engine: EngineProcess) -> Connected:
     from kvscope.transport.client import EngineClient
     from kvscope.transport.discovery import resolve
 
-    return Connected(EngineClient(resolve(engine.name)).connect())
+    history = History()
+    return Connected(EngineClient(resolve(engine.name), View(history)).connect(), history)
 
 
 def _run_dashboard(source: Source, *, ascii_only: bool) -> int:

@@ -81,6 +81,14 @@ class PoolFrame(NamedTuple):
         return self.num_reserved_slots - self.num_written_slots
 
 
+class Behind(NamedTuple):
+    """How far a picture of the past is behind the engine, in its own time; None when another engine has begun."""
+
+    elapsed_ns: int | None
+    num_batches: int | None
+    live_status: Status
+
+
 class Frame(NamedTuple):
     """Everything the dashboard draws. `status_since` is on the monotonic clock."""
 
@@ -103,6 +111,7 @@ class Frame(NamedTuple):
     places: Mapping[str, int]  # where in `requests` an id is
     log: tuple[LogEntry, ...]
     findings: tuple[Finding, ...]
+    behind: Behind | None = None  # only for the past of a live engine
 
     def request(self, request_id: str) -> RequestFrame | None:
         place = self.places.get(request_id)

@@ -34,6 +34,9 @@ class Glyphs:
     play: str
     wait: str
     times: str
+    back: str  # looking at the past
+    head: str  # where a player is on its timeline
+    unknown: str  # a part of the timeline that was not looked at yet
     ascii_borders: bool
 
 
@@ -65,6 +68,9 @@ UNICODE = Glyphs(
     play="▶",
     wait="◌",
     times="×",
+    back="◀",
+    head="┃",
+    unknown="╌",
     ascii_borders=False,
 )
 
@@ -96,5 +102,8 @@ ASCII = Glyphs(
     play=">",
     wait="?",
     times="x",
+    back="<",
+    head="|",
+    unknown=" ",
     ascii_borders=True,
 )

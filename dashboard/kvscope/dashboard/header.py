@@ -4,7 +4,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.frames import Frame, PoolFrame
+from kvscope.dashboard.frames import Behind, Frame, PoolFrame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure, pad
 from kvscope.transport.source import Status
@@ -20,11 +20,12 @@ def draw_header(frame: Frame, title: str, glyphs: Glyphs, width: int, age_s: flo
     left += [state_chip(frame, glyphs, age_s), _GAP]
     left += [("step ", theme.SOFT), (f"{frame.step}", theme.STRONG), _GAP]
     left += _rate_words(frame)
-    if width >= 76:
-        left += [_GAP, ("seq ", theme.SOFT), ("-" if frame.seq is None else f"{frame.seq}", theme.TEXT)]
     right: list[Part] = [("?", theme.BRAND), (" help ", theme.SOFT)]
     if width >= 110:
         right += [(" ^p", theme.BRAND), (" palette ", theme.SOFT)]
+    number: list[Part] = [_GAP, ("seq ", theme.SOFT), ("-" if frame.seq is None else f"{frame.seq}", theme.TEXT)]
+    if measure([*left, *number, *right]) < width:
+        left += number
     return columns(left, right, width)
 
 
@@ -50,6 +51,8 @@ def state_chip(frame: Frame, glyphs: Glyphs, age_s: float) -> Part:
             return f" {glyphs.dot} LIVE ", theme.CHIP_GOOD
         case Status.REPLAY:
             return f" {glyphs.play} REPLAY ", theme.CHIP_QUIET
+        case Status.HISTORY:
+            return f" {glyphs.back} HISTORY {_distance(frame.behind)}".rstrip() + " ", theme.CHIP_NOTICE
         case Status.STALE:
             return f" {glyphs.warning} STALE {age_s:.0f} s ", theme.CHIP_NOTICE
         case Status.GAP:
@@ -58,6 +61,14 @@ def state_chip(frame: Frame, glyphs: Glyphs, age_s: float) -> Part:
             return f" {glyphs.tick} ENDED ", theme.CHIP_QUIET
         case _:
             return f" {glyphs.wait} {frame.status.value} ", theme.CHIP_QUIET
+
+
+def _distance(behind: Behind | None) -> str:
+    """`12.4 s behind`."""
+    if behind is None or behind.elapsed_ns is None:
+        return ""
+    elapsed_s = behind.elapsed_ns / 1e9
+    return f"{elapsed_s:.1f} s behind" if elapsed_s < 600 else f"{elapsed_s / 60:.0f} min behind"
 
 
 def _rate_words(frame: Frame) -> list[Part]:
@@ -183,7 +194,18 @@ def _freshness(frame: Frame, age_s: float) -> str | None:
             return f"CONNECTING{detail}"
         case Status.ENDED:
             return f"ENDED{detail or ': the engine said goodbye'}; the last picture stays"
+        case Status.HISTORY:
+            return f"HISTORY{detail}: {_history_words(frame.behind)}; L or End returns"
         case Status.REPLAY if frame.status_detail:
             return f"RECORDING: {frame.status_detail}"
         case _:
             return None
+
+
+def _history_words(behind: Behind | None) -> str:
+    if behind is None:
+        return "not the live engine"
+    if behind.elapsed_ns is None:
+        return "the past of an engine that is gone; another one runs now"
+    batches = f", {behind.num_batches} batches" if behind.num_batches is not None else ""
+    return f"{_distance(behind)}{batches}; the engine is {behind.live_status.value}"

@@ -46,7 +46,9 @@ def _of(bindings: Iterable[object]) -> list[tuple[str, str]]:
 
 
 def _needs(what: str) -> str:
-    return {"engine": " (live)", "recording": " (replay)"}.get(what, "")
+    return {"engine": " (live)", "live": " (live)", "recording": " (replay, history)", "history": " (history)"}.get(
+        what, ""
+    )
 
 
 def _section(title: str, rows: list[tuple[str, str]], width: int) -> list[Strip]:
@@ -69,6 +71,8 @@ def _legend(glyphs: Glyphs) -> list[tuple[str, str]]:
         ("2", "ref count: how many block tables point at the block"),
         (glyphs.copy, "copy-on-write: a private copy before a write to a shared block"),
         (glyphs.preempt, "preempted: gave up its blocks, KV is computed again later"),
+        (glyphs.cross, "refused request, or batches that were dropped"),
+        (glyphs.warning, "on the timeline: the audit found something"),
         ("colour", "the request that holds the block"),
     ]
 

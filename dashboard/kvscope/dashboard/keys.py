@@ -14,8 +14,15 @@ PANES = {
 }
 
 
+NOTABLE = "copy-on-write, preemption, eviction, refusal or audit finding"
+
+
 class Key(NamedTuple):
-    """`needs` names what must be there for the key to do anything: "engine" (control), "recording", or nothing."""
+    """`needs` names what must be there for the key to do anything, or nothing.
+
+    "engine": control of it. "recording": a past to move in, a file's or an engine's. "live": an engine that can be
+    frozen. "history": it has been. "steps": engine or recording.
+    """
 
     keys: str
     action: str
@@ -27,13 +34,32 @@ class Key(NamedTuple):
 
 
 KEYS = (
+    Key("L", "live", "LIVE", "Leave the past for the live engine; End does it too", "history"),
+    Key("space", "play", "play", "Play or pause", "recording"),
+    Key("b,backspace", "step_back", "back", "One batch back", "recording"),
+    Key("right_square_bracket", "move('next_notable')", "notable", f"To the next {NOTABLE}", "recording"),
+    Key("t", "go_to", "go to", "To a step number, or a time such as 12.5s", "recording"),
     Key("i,slash", "focus_prompt", "prompt", "Write a prompt", "engine", priority=True),
     Key("p", "toggle_pause", "pause", "Pause or resume the engine", "engine"),
-    Key("n,full_stop", "step", "step", "Run one step while paused", "steps"),
+    Key("n,full_stop", "step", "step", "One batch forward in the past; one step of a paused engine", "steps"),
     Key("c", "cancel", "cancel", "Cancel the selected request", "engine"),
-    Key("space", "play", "play", "Play or pause the recording", "recording"),
-    Key("b,backspace", "step_back", "back", "One step back in the recording", "recording"),
-    Key("home", "rewind", "start", "Go to the start of the recording", "recording", priority=True),
+    Key("space", "freeze", "freeze", "Freeze the view, to walk back; the engine goes on", "live"),
+    Key(
+        "left_square_bracket",
+        "move('previous_notable')",
+        "last notable",
+        "To the notable event before",
+        "recording",
+        False,
+    ),
+    Key("N", "move('engine_step_forward')", "engine step", "One engine step forward", "recording", False),
+    Key("B", "move('engine_step_back')", "engine step back", "One engine step back", "recording", False),
+    Key("e", "move('event_forward')", "event", "One event forward", "recording", False),
+    Key("E", "move('event_back')", "event back", "One event back", "recording", False),
+    Key("home", "rewind", "start", "To the start", "recording", False, priority=True),
+    Key("end", "end", "end", "To the end; of an engine's past, back to LIVE", "recording", False, priority=True),
+    Key("left_curly_bracket", "jump(-1)", "jump back", "A twentieth back", "recording", False),
+    Key("right_curly_bracket", "jump(1)", "jump", "A twentieth forward; a click on the timeline", "recording", False),
     Key("less_than_sign,comma", "speed(-1)", "slower", "Play slower", "recording", footer=False),
     Key("greater_than_sign", "speed(1)", "faster", "Play faster", "recording", footer=False),
     Key("1", "pane('grid')", "pool", "Go to the block pool", footer=False, priority=True),
@@ -67,10 +93,15 @@ _NAMES = {
     "less_than_sign": "<",
     "greater_than_sign": ">",
     "comma": ",",
+    "right_square_bracket": "]",
+    "left_square_bracket": "[",
+    "right_curly_bracket": "}",
+    "left_curly_bracket": "{",
     "escape": "Esc",
     "enter": "Enter",
     "space": "Space",
     "home": "Home",
+    "end": "End",
     "backspace": "Backspace",
     "left": "Left",
     "right": "Right",

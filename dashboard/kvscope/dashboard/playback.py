@@ -1,30 +1,61 @@
-"""What the dashboard needs of a recording's player, and its position as a line."""
+"""Where a player is, and the timeline it is on, as lines. Pure: everything comes in as values."""
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.strips import Part, columns, measure
+from kvscope.dashboard.strips import Part, columns, make_strip, measure
+from kvscope.events.notable import Notable
+from kvscope.transport.timetravel import Player
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+LABEL_WIDTH = 7
+MIN_BAR_WIDTH = 8
+KEYS_HINT = "space play  n b batch  N B step  e E event  ] [ notable  t go to "
 
 
-class Player(Protocol):
-    """A recording that can be played, stepped and rewound. `position` of `length` batches have been applied."""
+class Moment(NamedTuple):
+    """`position` of `length` batches, and `event` of `num_events` of the next one. Times since the engine's start."""
 
-    speed: float
+    playing: bool
+    position: int
     length: int
+    event: int
+    num_events: int
+    step: int
+    last_step: int
+    time_ns: int
+    end_ns: int
+    speed: float
 
-    @property
-    def position(self) -> int: ...
-    @property
-    def playing(self) -> bool: ...
-    def toggle(self) -> None: ...
-    def step_forward(self) -> bool: ...
-    def step_back(self) -> bool: ...
-    def seek_start(self) -> None: ...
+
+class Usage(NamedTuple):
+    """What the survey knows of the track so far: per batch, blocks held and the highest `Notable`."""
+
+    held: Sequence[int]
+    kinds: bytes | bytearray
+    num_blocks: int
+    length: int  # batches of the whole track
+    num_audited: int
+
+
+class Column(NamedTuple):
+    """One cell of the timeline: the most blocks held in its stretch, None before the survey has been there."""
+
+    held: int | None
+    kind: int
+
+
+class TimelineDrawing(NamedTuple):
+    """The lines, and which cells of them are the timeline: `first_cell:first_cell + width`."""
+
+    lines: list[Strip]
+    first_cell: int
+    width: int
 
 
 def next_speed(speed: float, step: int) -> float:
@@ -33,19 +64,169 @@ def next_speed(speed: float, step: int) -> float:
     return SPEEDS[min(max(nearest + step, 0), len(SPEEDS) - 1)]
 
 
-def draw_playback(player: Player, glyphs: Glyphs, width: int) -> Strip:
-    """Playing or not, how far, how fast, and the keys."""
-    position, length = player.position, player.length
-    state = f" {glyphs.play} playing" if player.playing else f" {glyphs.pause} paused "
-    left: list[Part] = [
-        (state, theme.GOOD if player.playing else theme.NOTICE),
-        (f"  {position:>{len(str(length))}}/{length} ", theme.STRONG),
-    ]
-    right: list[Part] = [(f" {player.speed:g}{glyphs.times} ", theme.STRONG)]
-    if width >= 100:
-        keys = "space play/pause  n step  b back  home start  < > speed "
-        right.append((keys, theme.SOFT))
-    room = max(width - measure(left) - measure(right), 4)
-    done = room * position // length if length else 0
-    bar: list[Part] = [(glyphs.bar_written * done, theme.BRAND), (glyphs.bar_free * (room - done), theme.FAINT)]
-    return columns([*left, *bar], right, width)
+def read_moment(player: Player) -> Moment:
+    """The player's place in numbers."""
+    (position, event), index = player.place, player.index
+    last = min(position, len(index) - 1) if event else position - 1
+    return Moment(
+        playing=player.playing,
+        position=position,
+        length=player.length,
+        event=event,
+        num_events=len(index.batch(position).events) if event else 0,
+        step=index.steps[last] if last >= 0 else 0,
+        last_step=index.steps[-1] if len(index) else 0,
+        time_ns=index.times_ns[last] if last >= 0 else 0,
+        end_ns=index.times_ns[-1] if len(index) else 0,
+        speed=player.speed,
+    )
+
+
+def read_usage(player: Player) -> Usage:
+    """What the survey has found so far; its lists only grow."""
+    survey = player.survey
+    return Usage(survey.held, survey.kinds, survey.num_blocks, player.length, survey.num_audited)
+
+
+def fold_columns(usage: Usage, width: int) -> list[Column]:
+    """The track in `width` stretches of equally many batches. A short track has several cells per batch."""
+    found = []
+    for cell in range(width):
+        start, stop = stretch(cell, usage.length, width)
+        held = usage.held[start:stop]
+        found.append(Column(max(held, default=None), max(usage.kinds[start:stop], default=0)))
+    return found
+
+
+def stretch(cell: int, length: int, width: int) -> tuple[int, int]:
+    """The batches `start:stop` of a cell; never none, unless there are none at all."""
+    start = cell * length // width
+    return start, min(max((cell + 1) * length // width, start + 1), length)
+
+
+def head_cell(moment: Moment, width: int) -> int:
+    """The cell of the batch that was applied last."""
+    return min(max(moment.position - 1, 0) * width // max(moment.length, 1), width - 1)
+
+
+class Folder:
+    """`fold_columns` for a screen that asks many times a second for what seldom changes."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, ...] = ()
+        self._cells: list[Column] = []
+
+    def __call__(self, usage: Usage, width: int) -> list[Column]:
+        key = (width, usage.length, len(usage.held), usage.num_audited)
+        if key != self._key:
+            self._key, self._cells = key, fold_columns(usage, width)
+        return self._cells
+
+
+def draw_playback(
+    moment: Moment,
+    usage: Usage,
+    glyphs: Glyphs,
+    width: int,
+    bar_height: int,
+    *,
+    fold: Callable[[Usage, int], list[Column]] = fold_columns,
+) -> TimelineDrawing:
+    """One line with a small timeline if `bar_height` is 0; else a line of numbers, the timeline, and its marks."""
+    if bar_height == 0:
+        return _draw_brief(moment, usage, glyphs, width, fold)
+    room = max(width - LABEL_WIDTH - 1, MIN_BAR_WIDTH)
+    cells, head = fold(usage, room), head_cell(moment, room)
+    peak = max((cell.held or 0 for cell in cells), default=0)
+    lines = [_draw_numbers(moment, usage, peak, glyphs, width)]
+    for row in reversed(range(bar_height)):
+        bar = _bar_parts(cells, head, usage.num_blocks, glyphs, row=row, height=bar_height)
+        lines.append(_labelled(" held" if row == bar_height - 1 else "", bar, width))
+    lines.append(_labelled(" marks", [notable_look(cell.kind, glyphs) for cell in cells], width))
+    return TimelineDrawing(lines, LABEL_WIDTH, room)
+
+
+def _draw_brief(
+    moment: Moment, usage: Usage, glyphs: Glyphs, width: int, fold: Callable[[Usage, int], list[Column]]
+) -> TimelineDrawing:
+    left: list[Part] = [_state_part(moment, glyphs, brief=True), (f" {_count(moment)} ", theme.STRONG)]
+    right: list[Part] = [(f" {moment.speed:g}{glyphs.times} ", theme.STRONG)]
+    room = max(width - measure(left) - measure(right), MIN_BAR_WIDTH)
+    cells, head = fold(usage, room), head_cell(moment, room)
+    bar = _bar_parts(cells, head, usage.num_blocks, glyphs, row=0, height=1)
+    for place, cell in enumerate(cells):
+        if cell.kind >= Notable.PREEMPTION and place != head:
+            bar[place] = notable_look(cell.kind, glyphs)  # without a line for marks, the rare ones take the bar's place
+    return TimelineDrawing([columns([*left, *bar], right, width)], measure(left), room)
+
+
+def _draw_numbers(moment: Moment, usage: Usage, peak: int, glyphs: Glyphs, width: int) -> Strip:
+    left: list[Part] = [_state_part(moment, glyphs, brief=False)]
+    left += [("  batch ", theme.SOFT), (_count(moment), theme.STRONG)]
+    if moment.event:
+        left += [("  event ", theme.SOFT), (f"{moment.event} of {moment.num_events}", theme.STRONG)]
+    left += [("  step ", theme.SOFT), (f"{moment.step}", theme.STRONG), (f" of {moment.last_step}", theme.SOFT)]
+    left += [("  ", theme.PLAIN), (f"{moment.time_ns / 1e9:.2f}", theme.STRONG)]
+    left += [(f" of {moment.end_ns / 1e9:.2f} s", theme.SOFT)]
+    left += [("  peak ", theme.SOFT), (f"{peak}", theme.STRONG), (f" of {usage.num_blocks} held", theme.SOFT)]
+    if usage.num_audited < usage.length:
+        left.append((f"  audited {_percent(usage.num_audited, usage.length)}", theme.NOTICE))
+    right: list[Part] = [(f" {moment.speed:g}{glyphs.times} ", theme.STRONG)]
+    if measure(left) + measure(right) + len(KEYS_HINT) + 2 <= width:
+        right.append((f" {KEYS_HINT}", theme.SOFT))
+    return columns(left, right, width)
+
+
+def _state_part(moment: Moment, glyphs: Glyphs, *, brief: bool) -> Part:
+    sign, word = (glyphs.play, "playing") if moment.playing else (glyphs.pause, "paused ")
+    return f" {sign}" if brief else f" {sign} {word}", theme.GOOD if moment.playing else theme.NOTICE
+
+
+def _count(moment: Moment) -> str:
+    return f"{moment.position:>{len(str(moment.length))}}/{moment.length}"
+
+
+def _labelled(label: str, cells: list[Part], width: int) -> Strip:
+    return make_strip([(label.ljust(LABEL_WIDTH), theme.SOFT), *cells], width)
+
+
+def _bar_parts(cells: list[Column], head: int, num_blocks: int, glyphs: Glyphs, *, row: int, height: int) -> list[Part]:
+    """One row of the bars, `row` 0 at the bottom; the part behind the head is bright, the head a line through it."""
+    parts: list[Part] = []
+    for place, cell in enumerate(cells):
+        if place == head:
+            parts.append((glyphs.head, theme.CURSOR))
+        elif cell.held is None:
+            parts.append((glyphs.unknown, theme.FAINT))
+        else:
+            style = theme.TIME_PAST if place < head else theme.TIME_AHEAD
+            parts.append((_level(cell.held, num_blocks, glyphs, row, height), style))
+    return parts
+
+
+def _level(held: int, num_blocks: int, glyphs: Glyphs, row: int, height: int) -> str:
+    """How much of this row's share of the pool is held; anything above nothing is at least the lowest step."""
+    steps = len(glyphs.levels) - 1
+    filled = -(-held * steps * height // num_blocks) if num_blocks else 0
+    in_row = min(max(filled - row * steps, 0), steps)
+    return " " if in_row == 0 and row else glyphs.levels[in_row]
+
+
+def notable_look(kind: int, glyphs: Glyphs) -> tuple[str, Style]:
+    """Sign and colour of a `Notable`; the same signs as in the events pane."""
+    match kind:
+        case Notable.COPY:
+            return glyphs.copy, theme.NOTICE
+        case Notable.EVICTION:
+            return glyphs.cached, theme.BRAND
+        case Notable.PREEMPTION:
+            return glyphs.preempt, theme.BAD
+        case Notable.REFUSAL | Notable.DROP:
+            return glyphs.cross, theme.BAD
+        case Notable.FINDING:
+            return glyphs.warning, theme.BAD
+    return " ", theme.PLAIN
+
+
+def _percent(count: int, total: int) -> str:
+    return f"{100 * count // total}%" if total else "0%"

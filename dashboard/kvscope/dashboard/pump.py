@@ -21,6 +21,10 @@ class FramePump:
         self._shown.set()
         self._thread = threading.Thread(target=self._run, name="kvscope-frames", daemon=True)
 
+    def watch(self, view: View) -> None:
+        """Look at another view from now on."""
+        self._view = view
+
     def start(self) -> None:
         self._thread.start()
 
@@ -36,12 +40,13 @@ class FramePump:
             self._thread.join(timeout=2)
 
     def _run(self) -> None:
-        revision: int | None = None
+        seen: tuple[View | None, int] = (None, 0)
         while not self._stop.is_set():
             self._shown.wait()
-            if self._view.revision != revision and not self._stop.is_set():
-                frame = build_frame(self._view, self._builder)
-                revision = frame.revision
+            view = self._view
+            if (view, view.revision) != seen and not self._stop.is_set():
+                frame = build_frame(view, self._builder)
+                seen = view, frame.revision
                 self._shown.clear()
                 if not self._post(frame):
                     return

@@ -52,6 +52,8 @@ BOLD = Style(bold=True)
 FRESH = Style(color="#f0f6fc", bold=True, underline=True)  # touched by the latest step
 SHARED = Style(color="#0d1117", bgcolor="#f0f6fc", bold=True)  # the ref count of a shared block
 CURSOR = Style(color="#0d1117", bgcolor="#f0e442", bold=True)
+TIME_PAST = Style(color="#56b4e9")  # of a timeline: what has been played
+TIME_AHEAD = Style(color="#4a6378")
 ROW = Style(bgcolor="#1c2430")  # the selected row of a list
 BANNER_CALM = Style(color="#0d1117", bgcolor="#e69f00", bold=True)
 BANNER_BAD = Style(color="#ffffff", bgcolor="#a40e26", bold=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvscope.dashboard.terminal import require_terminal, run_screen, wants_ascii
 from kvscope.transport.source import Control, View
+from kvscope.transport.timetravel import History
 
 if TYPE_CHECKING:
     from kvscope.transport.client import EngineClient
@@ -14,10 +15,13 @@ CONNECT_TIMEOUT_S = 2.0
 
 
 class Connected:
-    """A client that has been connected already: the dashboard must not start it again. Read-only hides its control."""
+    """A client that has been connected already: the dashboard must not start it again. Read-only hides its control.
 
-    def __init__(self, client: "EngineClient", *, read_only: bool = False) -> None:
-        self._client = client
+    `history` is what the client's view has shown lately, for walking back.
+    """
+
+    def __init__(self, client: "EngineClient", history: History | None = None, *, read_only: bool = False) -> None:
+        self._client, self.history = client, history
         self.view: View = client.view
         self.control: Control | None = None if read_only else client.control
 
@@ -37,8 +41,9 @@ def attach(endpoint: str | None, *, read_only: bool, ascii_only: bool) -> int:
     endpoints = resolve(endpoint)
     require_terminal("attach", "a headless run is: kvscope run --prompt TEXT")
     # Before the screen is taken over, so that a dead endpoint is one line and not an empty dashboard.
-    client = EngineClient(endpoints).connect(CONNECT_TIMEOUT_S)
-    with contextlib.closing(Connected(client, read_only=read_only)) as source:
+    history = History()
+    client = EngineClient(endpoints, View(history)).connect(CONNECT_TIMEOUT_S)
+    with contextlib.closing(Connected(client, history, read_only=read_only)) as source:
         return run_screen(DashboardApp(source, title=endpoints.label, ascii_only=ascii_only or wants_ascii()))
 
 

@@ -58,7 +58,7 @@ class Keeper(Protocol):
 class View:
     """Everything a viewer may draw. Hold `lock` while reading `state`, `log` or `findings`."""
 
-    def __init__(self, keeper: Keeper | None = None) -> None:
+    def __init__(self, *keepers: Keeper) -> None:
         self.lock = threading.Lock()
         self.revision = 0
         self.status = Status.CONNECTING
@@ -71,7 +71,7 @@ class View:
         self.num_gaps = 0
         self.num_refused_events = 0
         self._auditor = Auditor(self.state)
-        self._keeper = keeper
+        self._keepers = keepers
 
     def set_status(self, status: Status, detail: str = "") -> None:
         """Change the connection's state; a no-op when nothing changes."""
@@ -91,8 +91,8 @@ class View:
                 self.findings.clear()
             self.state, self.last_seq = state, seq
             self._auditor = Auditor(state)
-            if self._keeper is not None:
-                self._keeper.restart(state, seq)
+            for keeper in self._keepers:
+                keeper.restart(state, seq)
             self.revision += 1
 
     def apply(self, seq: int, batch: Batch, num_refused_events: int = 0, num_bytes: int = 0) -> None:
@@ -105,8 +105,8 @@ class View:
             self.num_refused_events += num_refused_events
             self._fold(seq, batch)
             self.last_seq = seq
-            if self._keeper is not None:
-                self._keeper.append(seq, batch, self.state, num_bytes)
+            for keeper in self._keepers:
+                keeper.append(seq, batch, self.state, num_bytes)
             self.revision += 1
 
     def advance(self, seq: int, batch: Batch, first: int, stop: int) -> None:

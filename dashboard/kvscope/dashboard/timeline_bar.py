@@ -1,0 +1,61 @@
+"""The timeline as a widget: a click or a drag on it moves the player."""
+
+from textual import events
+from textual.message import Message
+
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.pane import StripWidget
+from kvscope.dashboard.playback import Folder, TimelineDrawing, draw_playback, read_moment, read_usage, stretch
+from kvscope.transport.timetravel import Player
+
+
+class TimelineBar(StripWidget):
+    """Hidden while nothing is played."""
+
+    class Pointed(Message):
+        """The user wants the moment after `position` batches."""
+
+        def __init__(self, position: int) -> None:
+            super().__init__()
+            self.position = position
+
+        def can_replace(self, message: Message) -> bool:
+            return isinstance(message, TimelineBar.Pointed)
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._glyphs, self._fold = glyphs, Folder()
+        self._drawing = TimelineDrawing([], 0, 0)
+        self._length = 0
+        self._pointed: int | None = None
+
+    def draw(self, player: Player | None, width: int, bar_height: int) -> None:
+        if player is None:
+            self.show([])
+            return
+        self._length = player.length
+        self._drawing = draw_playback(
+            read_moment(player), read_usage(player), self._glyphs, width, bar_height, fold=self._fold
+        )
+        self.show(self._drawing.lines)
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._pointed = None
+        self._point(event.x)
+        self.capture_mouse()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if event.button:
+            self._point(event.x)
+
+    def on_mouse_up(self) -> None:
+        self.release_mouse()
+
+    def _point(self, x: int) -> None:
+        cell = min(max(x - self._drawing.first_cell, 0), self._drawing.width - 1)
+        if not self._length:
+            return
+        position = stretch(cell, self._length, self._drawing.width)[1]
+        if position != self._pointed:
+            self._pointed = position
+            self.post_message(self.Pointed(position))
