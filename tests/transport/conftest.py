@@ -17,7 +17,7 @@ from kvscope.transport.control import ControlServer
 from kvscope.transport.endpoints import Endpoints, directory_endpoints
 from kvscope.transport.publisher import Publisher
 from kvscope.transport.requests import ControlRefused
-from kvscope.transport.source import Status
+from kvscope.transport.source import Status, View
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 12
 
@@ -272,8 +272,8 @@ class Lab:
         self._open.append(served)
         return served
 
-    def attach(self, endpoints: Endpoints | None = None) -> EngineClient:
-        client = EngineClient(endpoints or self.endpoints)
+    def attach(self, endpoints: Endpoints | None = None, view: View | None = None) -> EngineClient:
+        client = EngineClient(endpoints or self.endpoints, view)
         client.start()
         self._open.append(client)
         return client

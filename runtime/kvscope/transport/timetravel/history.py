@@ -97,13 +97,10 @@ class History:
         self._num_bytes += num_bytes
 
     def _is_full(self, segment: _Segment) -> bool:
-        """Copies of the state take no more room than what happened between them."""
+        """Copies of the state take no more room than what happened between them, but for long quiet times."""
+        is_long = segment.num_events >= SEGMENT_EVENTS or segment.num_bytes * SEGMENTS_IN_BUDGET >= self._max_bytes
         is_worth_a_copy = segment.num_bytes >= segment.keyframe.num_bytes
-        is_large = (
-            segment.num_bytes * SEGMENTS_IN_BUDGET >= self._max_bytes
-            or len(segment.batches) * SEGMENTS_IN_BUDGET >= self._max_batches
-        )
-        return is_large or (segment.num_events >= SEGMENT_EVENTS and is_worth_a_copy)
+        return (is_long and is_worth_a_copy) or len(segment.batches) * SEGMENTS_IN_BUDGET >= self._max_batches
 
     def _trim(self) -> None:
         while len(self._segments) > 1 and (self._num_batches > self._max_batches or self._num_bytes > self._max_bytes):

@@ -1,0 +1,118 @@
+"""What a live view keeps of its past: bounded, whole, and unchanged once frozen."""
+
+import copy
+import random
+
+import pytest
+
+from kvscope.events.codec import encode_batch, encode_state
+from kvscope.events.state import EngineState, apply_batch
+from kvscope.transport.healing import receivable
+from kvscope.transport.source import Status, View
+from kvscope.transport.timetravel import History, ReplaySource
+from kvscope.transport.timetravel import history as history_module
+
+
+@pytest.fixture(autouse=True)
+def short_segments(monkeypatch) -> None:
+    monkeypatch.setattr(history_module, "SEGMENT_EVENTS", 20)
+
+
+def feed(view: View, batches, first_seq: int = 0) -> None:
+    for seq, batch in enumerate(batches, first_seq):
+        view.apply(seq, receivable(batch), num_bytes=len(encode_batch(batch)))
+
+
+def states_of(batches) -> list[bytes]:
+    """The state after each batch, by a straight fold."""
+    state, states = EngineState(), []
+    for batch in batches:
+        state = apply_batch(state, receivable(copy.deepcopy(batch)))
+        states.append(encode_state(state))
+    return states
+
+
+@pytest.mark.parametrize("limit", [{"max_batches": 60}, {"max_bytes": 100_000}, {}])
+def test_the_past_is_bounded_and_every_moment_of_it_is_right(lab, limit) -> None:
+    stream, history = lab.Stream(3), History(**limit)
+    view = View(history)
+    batches = stream.take(300)
+    states = states_of(batches)
+    for number in range(10):
+        feed(view, batches[30 * number : 30 * number + 30], 30 * number)
+        assert len(history) <= limit.get("max_batches", 300)
+        assert history.num_bytes <= limit.get("max_bytes", 1 << 30)
+    track = history.freeze()
+    assert len(track.batches) == len(history) >= 20
+    past = ReplaySource(track, status=Status.HISTORY)
+    past.start()
+    player = past.player
+    assert (past.view.status, player.position, player.playing) == (Status.HISTORY, player.length, False)
+    positions = list(range(player.length + 1))
+    random.Random(1).shuffle(positions)
+    for position in positions:
+        player.seek(position)
+        seq = past.view.last_seq
+        assert seq == 299 - (player.length - position)
+        assert encode_state(past.view.state) == states[seq]
+    past.close()
+    assert past.view.findings == []
+
+
+def test_a_frozen_past_does_not_change(lab) -> None:
+    stream, history = lab.Stream(3), History(max_batches=60)
+    view = View(history)
+    feed(view, stream.take(100))
+    track = history.freeze()
+    before = [seq for seq, _ in track.batches]
+    feed(view, stream.take(100), 100)
+    assert [seq for seq, _ in track.batches] == before
+    assert history.freeze().batches[-1][0] == 199
+
+
+def test_a_snapshot_in_between_is_part_of_the_past(lab) -> None:
+    """Batches 50 to 79 were lost: the walk goes over the hole by the state that replaced them."""
+    stream, history = lab.Stream(3), History()
+    view = View(history)
+    feed(view, stream.take(50))
+    stream.take(30)
+    view.replace_state(copy.deepcopy(stream.state), 79)
+    feed(view, stream.take(20), 80)
+    states = states_of(stream.batches)
+    past = ReplaySource(history.freeze(), status=Status.HISTORY)
+    past.start()
+    seqs = []
+    while past.player.step_back():
+        seqs.append(past.view.last_seq)
+        assert encode_state(past.view.state) == states[past.view.last_seq]
+    assert seqs == [*range(98, 78, -1), *range(49, -1, -1)]
+    past.close()
+
+
+def test_another_life_begins_a_new_past(lab) -> None:
+    stream, other, history = lab.Stream(3), lab.Stream(4), History()
+    view = View(history)
+    feed(view, stream.take(50))
+    other.take(10)
+    view.replace_state(copy.deepcopy(other.state), 9)
+    assert len(history) == 0
+    feed(view, other.take(5), 10)
+    assert [seq for seq, _ in history.freeze().batches] == [10, 11, 12, 13, 14]
+
+
+def test_a_client_keeps_what_it_was_sent(lab) -> None:
+    """Over real sockets, with a late join: the past begins at the snapshot."""
+    history = History()
+    served = lab.serve()
+    served.publish(20)
+    served.drain()
+    client = lab.attach(view=View(history))
+    lab.wait_live(client, served)
+    served.publish(40)
+    lab.wait_live(client, served)
+    assert [seq for seq, _ in history.freeze().batches] == list(range(20, 60))
+    past = ReplaySource(history.freeze(), status=Status.HISTORY)
+    past.start()
+    past.player.seek_start()
+    assert encode_state(past.view.state) == states_of(served.stream.batches)[19]
+    past.close()
