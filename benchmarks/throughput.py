@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch, for every p
 
 import torch
 
-from kvscope.engine.build import build_engine
+from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.model_loader import LoadedModel, load_model
 from kvscope.engine.sinks import AuditSink
@@ -38,7 +38,7 @@ def run_kvscope(loaded: LoadedModel, tokens: list[list[int]], new_tokens: int, *
     num_blocks = len(tokens) * (-(-(len(tokens[0]) + new_tokens) // 16) + 1)
     config = EngineConfig(num_gpu_blocks_override=num_blocks, enable_prefix_caching=False, max_num_batched_tokens=4096)
     sink = AuditSink() if events else NullPublisher()
-    engine = build_engine(config, sink, loaded=loaded)
+    engine = build_engine(prepare(config, loaded=loaded), sink)
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     for number, ids in enumerate(tokens):
         engine.submit("", params, f"r{number}", ids)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvscope.engine.block_tables import BlockCopy, Extent
-from kvscope.engine.build import build_engine
+from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.engine import Engine
 from kvscope.engine.model_loader import LoadedModel, load_model
@@ -157,7 +157,7 @@ def real_engine() -> Callable[..., Fixture]:
 
     def build(loaded: LoadedModel, free_order: Sequence[int] | None = None, **flags: Any) -> Fixture:
         sink = AuditSink(keep=True)
-        engine = build_engine(EngineConfig(**flags), sink, loaded=loaded, free_order=free_order)
+        engine = build_engine(prepare(EngineConfig(**flags), loaded=loaded), sink, free_order=free_order)
         return Fixture(engine, sink)
 
     return build

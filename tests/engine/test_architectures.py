@@ -99,6 +99,8 @@ def generate(loaded: Any) -> list[int]:
     return tokens
 
 
+LONG_WINDOW = 40  # longer than what the logits are compared over
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mamba": ("MambaConfig", {"vocab_size": 1024, "hidden_size": 64, "num_hidden_layers": 2}, "Mamba"),
     "bloom, alibi": ("BloomConfig", {"vocab_size": 1024, "hidden_size": 64, "n_layer": 2, "n_head": 4}, "Bloom"),
@@ -106,6 +108,23 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "GptOssConfig",
         {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
         "s_aux",
+    ),
+    "phimoe, a window it does not pass on": (
+        "PhimoeConfig",
+        {**SMALL, "sliding_window": LONG_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+        "Phimoe.* sliding window of 40 .*--max-model-len 40",
+    ),
+    "llama4, chunks": (
+        "Llama4TextConfig",
+        {
+            **SMALL,
+            "head_dim": 16,
+            "attention_chunk_size": LONG_WINDOW,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 96,
+        },
+        "Llama4.* chunks of 40 .*--max-model-len 40",
     ),
     "qwen3_next, linear attention": (
         "Qwen3NextConfig",
@@ -148,6 +167,27 @@ def test_a_wrong_answer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_an_unknown_model_names_the_fix(model: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_model(EngineConfig(model=model), get_backend("torch"))
+
+
+def test_a_window_that_never_matters_is_no_obstacle(tmp_path: Path) -> None:
+    config_class, values, _ = REFUSED["phimoe, a window it does not pass on"]
+    save(getattr(transformers, config_class)(**values), tmp_path)
+    config = EngineConfig(model=str(tmp_path), max_model_len=LONG_WINDOW)
+    assert len(load_model(config, get_backend("torch")).layers) == 3
+
+
+def test_rotary_embeddings_that_depend_on_the_batch_are_cut_off_before_they_do(tmp_path: Path) -> None:
+    """longrope changes its factors for all sequences of a forward pass, once one of them is long."""
+    factors = [1.0 + i / 8 for i in range(8)]
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": factors,
+        "original_max_position_embeddings": 64,
+    }
+    save(transformers.Phi3Config(**{**SMALL, "rope_parameters": rope}, original_max_position_embeddings=64), tmp_path)
+    assert load_model(EngineConfig(model=str(tmp_path)), get_backend("torch")).max_model_len == 64
 
 
 def test_a_hub_out_of_reach_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

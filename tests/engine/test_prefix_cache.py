@@ -89,13 +89,13 @@ def test_no_hit_before_the_kv_is_written(fake_engine: Any) -> None:
 
 
 def test_half_a_prompt_is_hit_while_the_other_half_is_computed(fake_engine: Any) -> None:
-    fixture = fake_engine(num_blocks=16, prefix_caching=True, max_num_batched_tokens=5)
+    fixture = fake_engine(num_blocks=16, prefix_caching=True, max_num_batched_tokens=6)
     submit(fixture, "a", PROMPT)
-    fixture.engine.step()  # positions 0 to 4 of a
+    fixture.engine.step()  # positions 0 to 5 of a
     submit(fixture, "b", PROMPT)
     while len(lookups(fixture)) < 2:
         fixture.engine.step()
-    assert lookups(fixture)[1].num_hit_tokens in (4, 8)
+    assert lookups(fixture)[1].num_hit_tokens == 4  # admitted beside a's last positions, before they are written
     fixture.run()
 
 
@@ -114,6 +114,7 @@ def test_a_preempted_request_hits_what_it_wrote_itself(fake_engine: Any) -> None
     victim = submit(fixture, "b", [9, 9, 9, 9, 9, 9, 9], max_tokens=6)
     fixture.run()
     assert victim.num_preemptions == 1
+    assert [event.num_hit_tokens for event in lookups(fixture)] == [0, 0, 4]
     alone = run(fake_engine(num_blocks=4), "b", [9, 9, 9, 9, 9, 9, 9], max_tokens=6)
     assert victim.sequences[0].generated == alone.sequences[0].generated
 
@@ -131,7 +132,7 @@ def test_the_reason_of_a_miss(cached: Any) -> None:
     run(cached, "near", [*PROMPT[:7], 40, 41, 42])
     run(cached, "all", PROMPT)
     told = [(event.num_hit_tokens, event.miss, event.num_common_tokens) for event in lookups(cached)[1:]]
-    assert told == [(0, "nothing_shared", 0), (4, "shorter_than_block", 3), (8, "shorter_than_block", 2)]
+    assert told == [(0, "nothing_shared", 0), (4, "shorter_than_block", 3), (8, None, 2)]
 
 
 def test_eviction_takes_the_least_recently_used_and_no_more_than_needed(fake_engine: Any) -> None:
@@ -220,3 +221,33 @@ def test_real_tokens_are_the_same_with_and_without(real_engine: Any, tiny: Loade
         outputs.append([sequence.generated for request in requests for sequence in request.sequences])
     assert fixture.engine.counters.prefix_hit_tokens > 0
     assert outputs[0] == outputs[1]
+
+
+def test_a_fully_known_prompt_is_no_miss(cached: Any) -> None:
+    run(cached, "a", PROMPT[:8])
+    run(cached, "b", PROMPT[:8])
+    assert (lookups(cached)[1].num_hit_tokens, lookups(cached)[1].miss) == (4, None)
+
+
+def test_blocks_held_by_others_do_not_count_as_needed(fake_engine: Any) -> None:
+    """Six blocks, four held: a prompt of five blocks fits, because four of them are those."""
+    fixture = fake_engine(num_blocks=6, prefix_caching=True)
+    submit(fixture, "a", [7] * 16, max_tokens=2)
+    fixture.engine.step()
+    submit(fixture, "b", [7] * 17, max_tokens=1)
+    fixture.engine.step()
+    state = fixture.sink.auditor.state
+    assert state.requests["b"].status == "finished"
+    assert lookups(fixture)[1].num_hit_tokens == 16
+    fixture.run()
+
+
+def test_a_released_sequence_is_indexed_again(fake_engine: Any) -> None:
+    """After preemption and eviction of everything, recomputed blocks are cached once more."""
+    fixture = fake_engine(num_blocks=4, prefix_caching=True)
+    submit(fixture, "a", [1] * 7, max_tokens=6)
+    victim = submit(fixture, "b", [9] * 7, max_tokens=6)
+    fixture.run()
+    assert victim.num_preemptions == 1
+    run(fixture, "c", [9] * 7 + victim.sequences[0].generated, max_tokens=1)
+    assert lookups(fixture)[-1].num_hit_tokens == 12  # all that b wrote after it came back

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from kvscope.engine.engine import RequestRefusedError
-from kvscope.events.state import EngineState, apply_batch
-from kvscope.events.types import SamplingParams
+from kvscope.engine.sinks import AuditSink
+from kvscope.events.state import EngineState, FullState, apply_batch
+from kvscope.events.types import Batch, BatchesDropped, SamplingParams
 
 NUM_RUNS = 2_000
 OPERATIONS_PER_RUN = 40
@@ -87,6 +88,51 @@ def test_invariants_hold_after_any_operations(fake_engine: Any, chunk: int) -> N
     assert evictions > 0
     assert preemptions > 0
     assert finished > 0
+
+
+class LossySink(AuditSink):
+    """Loses a quarter of the batches, and asks for a full state as a publisher does."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.needs_full_state = True  # it joins late: the engine's first batch went elsewhere
+        self.num_lost = self.num_healed = 0
+        self._rng, self._untold = random.Random(seed), 0
+
+    def publish(self, batch: Batch) -> bool:
+        heals = any(isinstance(event, FullState) for event in batch.events)
+        if self._rng.random() < 0.25 or (self.needs_full_state and not heals):
+            self.needs_full_state = True
+            self.num_lost += 1
+            self._untold += 1 + sum(e.num_batches for e in batch.events if isinstance(e, BatchesDropped))
+            return False
+        self.needs_full_state = False
+        self.num_healed += heals
+        return super().publish(batch)
+
+    def take_dropped(self) -> int:
+        untold, self._untold = self._untold, 0
+        return untold
+
+
+def test_lost_batches_are_healed_and_counted(fake_engine: Any) -> None:
+    for seed in range(60):
+        rng = random.Random(seed)
+        fixture = fake_engine(num_blocks=8, prefix_caching=True)
+        fixture.engine._sink = sink = LossySink(seed)
+        for number in range(25):
+            if rng.random() < 0.3:
+                with contextlib.suppress(RequestRefusedError):
+                    fixture.engine.submit("", random_params(rng), f"r{number}", random_prompt(rng))
+            elif fixture.engine.has_work():
+                fixture.engine.step()
+            if not sink.needs_full_state and sink.auditor.state.epoch:
+                assert sink.auditor.state == fixture.engine.state()
+        while sink.needs_full_state:
+            fixture.engine.heal()
+        assert sink.auditor.state == fixture.engine.state()
+        assert sink.auditor.state.counters.dropped_batches == sink.num_lost
+        assert sink.auditor.findings == []
 
 
 def test_fold_of_all_batches_is_the_engines_state(fake_engine: Any) -> None:

@@ -58,6 +58,18 @@ def test_equal_keys_give_equal_noise_and_others_do_not() -> None:
     assert all(choose_token(flat, params, key).token_id != first.token_id for key in others)
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-40, 1e-300])
+def test_next_to_no_temperature_is_greedy(temperature: float) -> None:
+    assert choose_token(LOGITS, SamplingParams(temperature=temperature), (1, 0, 3)) == choose_token(
+        LOGITS, SamplingParams(temperature=0.0), (0,)
+    )
+
+
+def test_nan_is_never_chosen() -> None:
+    with pytest.raises(FloatingPointError, match="NaN"):
+        choose_token(torch.tensor([0.1, float("nan")]), SamplingParams(temperature=0.0), (0,))
+
+
 def test_a_vocabulary_of_one() -> None:
     assert choose_token(torch.tensor([0.3]), SamplingParams(), (0,)).token_id == 0
 

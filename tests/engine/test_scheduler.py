@@ -210,6 +210,42 @@ def test_stop_strings_end_the_text_before_them(fake_engine: Any) -> None:
     assert sequence.text == "".join(f" {t}" for t in sequence.generated[:-1])
 
 
+def test_the_first_of_several_stop_strings_counts(fake_engine: Any) -> None:
+    free = fake_engine(num_blocks=16)
+    tokens = submit(free, "a", 3, max_tokens=8).sequences[0].generated
+    free.run()
+    stops = (f" {tokens[4]}", f" {tokens[2]} {tokens[3]}")
+    fixture = fake_engine(num_blocks=16)
+    sequence = submit(fixture, "a", 3, max_tokens=8, stop=stops).sequences[0]
+    fixture.run()
+    first = min(text.find(stop) for stop in stops for text in ["".join(f" {t}" for t in tokens)] if stop in text)
+    assert len("".join(f" {t}" for t in sequence.generated)) > first
+    assert all(stop not in sequence.text for stop in stops)
+
+
+def test_nobody_is_admitted_in_the_step_of_a_preemption(fake_engine: Any) -> None:
+    fixture = fake_engine(num_blocks=4)
+    submit(fixture, "a", 7, max_tokens=6)
+    submit(fixture, "b", 7, max_tokens=6)
+    while not fixture.engine.counters.preemptions:
+        fixture.engine.step()
+    step = fixture.engine.step_number
+    admitted = [
+        e for b in fixture.sink.batches if b.step == step for e in b.events if isinstance(e, ev.RequestAdmitted)
+    ]
+    assert admitted == []
+
+
+def test_the_text_of_the_end_of_sequence_token_is_not_said(fake_engine: Any) -> None:
+    free = fake_engine(num_blocks=16)
+    tokens = submit(free, "a", 3, max_tokens=8).sequences[0].generated
+    free.run()
+    fixture = fake_engine(num_blocks=16, eos=frozenset({tokens[1]}))
+    sequence = fixture.engine.submit("", SamplingParams(max_tokens=8), "a", [1, 2, 3]).sequences[0]
+    fixture.run()
+    assert sequence.text == "".join(f" {token}" for token in sequence.generated[:-1])
+
+
 def test_the_end_of_sequence_token_ends_it_unless_ignored(fake_engine: Any) -> None:
     free = fake_engine(num_blocks=16)
     tokens = submit(free, "a", 3, max_tokens=8).sequences[0].generated

@@ -86,6 +86,79 @@ def test_step_right_after_pause_is_in_order(served: Served) -> None:
     served.service.pause()
     served.service.step(1)
     wait_until(lambda: served.engine.status == "paused")
+    wait_until(lambda: served.events(ev.StepCompleted))
+
+
+def test_steps_add_up_and_resuming_forgets_them(served: Served) -> None:
+    served.service.pause()
+    served.service.submit("1 2 3", SamplingParams(max_tokens=60, ignore_eos=True), "r1")
+    for _ in range(3):
+        served.service.step(2)
+    wait_until(lambda: len(served.events(ev.StepCompleted)) == 6)
+    served.service.step(10_000)
+    served.service.resume()
+    served.service.pause()
+    wait_until(lambda: served.engine.status == "paused")
+    step = served.engine.step_number
+    served.service.submit("4 5 6", LONG, "r2")
+    wait_until(lambda: "r2" in served.engine.requests)
+    assert served.engine.step_number == step
+
+
+def test_an_engine_that_was_started_paused_can_be_stepped(fake_engine: Any) -> None:
+    fixture = fake_engine()
+    fixture.engine.pause()
+    served = Served(fixture)
+    served.service.submit("1 2 3", SamplingParams(max_tokens=4), "r1")
+    served.service.step(1)
+    wait_until(lambda: served.events(ev.StepCompleted))
+    served.stop()
+
+
+def test_an_id_is_given_once(fake_engine: Any) -> None:
+    """The engine's thread does not run: what was promised is still in the queue."""
+    service = EngineService(fake_engine(num_blocks=32).engine)
+    assert service.submit("1 2", LONG, "r1") == "r1"
+    assert service.submit("1 2", LONG, None) == "r2"
+    with pytest.raises(ControlRefused, match="a request r2 exists already"):
+        service.submit("1 2", LONG, "r2")
+    service.cancel("r1")  # promised, so it can be cancelled
+
+
+def test_cancel_right_after_submit(served: Served) -> None:
+    served.service.pause()
+    served.service.submit("1 2 3", LONG, "r1")
+    served.service.cancel("r1")
+    wait_until(lambda: served.events(ev.RequestFinished))
+    assert served.engine.requests["r1"].sequences[0].finish_reason == "cancelled"
+
+
+def test_the_queue_is_bounded(fake_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvscope.engine.service.MAX_WAITING_REQUESTS", 3)
+    service = EngineService(fake_engine(num_blocks=32).engine)
+    for _ in range(3):
+        service.submit("1 2", LONG, None)
+    with pytest.raises(ControlRefused, match="3 requests are waiting already"):
+        service.submit("1 2", LONG, None)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
+    fake_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_engine().engine
+    monkeypatch.setattr(engine, "_encoder", None)  # encoding would fail
+    with pytest.raises(ControlRefused, match="has 1000000 characters; more than 8192 cannot fit"):
+        EngineService(engine).submit("x" * 1_000_000, LONG, None)
+    with pytest.raises(ControlRefused, match="not valid UTF-8"):
+        EngineService(engine).submit("x \udcff", LONG, None)
+
+
+def test_a_token_that_the_model_does_not_know_is_refused(served: Served) -> None:
+    """A tokenizer may know more than the model has embeddings for; on a GPU that would be the end of the engine."""
+    with pytest.raises(
+        ControlRefused, match="the prompt holds token 50, which the tokenizer knows and the model does not"
+    ):
+        served.service.submit("1 50 2", LONG, None)
 
 
 def test_stepping_a_running_engine_is_refused(served: Served) -> None:

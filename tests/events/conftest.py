@@ -72,7 +72,7 @@ SAMPLES: tuple[Event, ...] = (
         evicted_for="r0.0",
     ),
     ev.BlocksReleased(sequence_id="r1.0", block_ids=[3, 0], freed_block_ids=[0], cached_block_ids=[0]),
-    ev.StepScheduled(sequence_ids=["r1.0"], num_scheduled_tokens=[6], num_running_requests=1, num_waiting_requests=0),
+    ev.StepScheduled(sequence_ids=["r1.0"], num_scheduled_tokens=[6]),
     ev.TokensGenerated(sequence_id="r1.0", token_ids=[42], pieces=[" a"], text=" a"),
     ev.StepCompleted(elapsed_ns=1_500_000, num_tokens=6),
 )

@@ -32,6 +32,12 @@ def test_a_sound_stream_has_no_findings(pool: Auditor, batch_of: MakeBatch) -> N
     assert observe(pool, batch_of, *STORY[:4], write_private, write_in_place, RELEASED) == []
 
 
+CACHED = (
+    ALLOCATED,
+    WRITTEN,
+    ev.BlocksReleased(sequence_id="r1.0", block_ids=[0, 1], freed_block_ids=[0, 1], cached_block_ids=[0]),
+)
+
 BROKEN: dict[str, tuple[int, str, tuple[Event, ...]]] = {
     "held block handed out": (
         2,
@@ -75,6 +81,36 @@ BROKEN: dict[str, tuple[int, str, tuple[Event, ...]]] = {
         7,
         "r1.0 has ended and still holds 2 blocks",
         (*STORY[:4], ev.SequenceFinished(sequence_id="r1.0", reason="length")),
+    ),
+    "reuse of a block that is not full": (
+        5,
+        "has 2 of 4 slots written",
+        (*STORY[:2], ev.BlocksReused(sequence_id="r2.0", block_ids=[0, 1], num_tokens=8)),
+    ),
+    "reuse of more tokens than blocks hold": (
+        5,
+        "reuses 3 tokens in 1 blocks",
+        (*STORY[:2], ev.BlocksReused(sequence_id="r2.0", block_ids=[0], num_tokens=3)),
+    ),
+    "reuse that leaves nothing to compute": (
+        5,
+        "nothing is left to compute",
+        (*STORY[:2], ev.BlocksReused(sequence_id="r2.0", block_ids=[0], num_tokens=4)),
+    ),
+    "eviction of what is not cached": (
+        2,
+        "evicted, but it is not cached",
+        (*STORY[:2], ev.BlocksEvicted(block_ids=[0], for_sequence_id="r2.0")),
+    ),
+    "cached block handed out": (
+        2,
+        "P0 handed out while cached",
+        (*CACHED, ev.BlocksAllocated(sequence_id="r2.0", first_logical_block=0, block_ids=[0])),
+    ),
+    "release caches a block that is not full": (
+        5,
+        "which are not free and full",
+        (*CACHED[:-1], changed(CACHED[-1], cached_block_ids=[0, 1])),
     ),
     "a finding of the engine": (7, "from the engine", (ev.AuditFinding(rule=7, message="from the engine"),)),
 }

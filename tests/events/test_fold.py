@@ -88,12 +88,11 @@ def test_counters(pool: Auditor, batch_of: MakeBatch) -> None:
         ev.RequestRefused(request_id="r9", reason="too long"),
         ev.BatchesDropped(num_batches=4),
         ev.AuditFinding(rule=1, message="x"),
-        ev.StepScheduled(sequence_ids=[], num_scheduled_tokens=[], num_running_requests=2, num_waiting_requests=1),
+        ev.StepScheduled(sequence_ids=[], num_scheduled_tokens=[]),
         ev.StepCompleted(elapsed_ns=5, num_tokens=3),
     )
     counters = state.counters
     assert (counters.refusals, counters.dropped_batches, counters.audit_findings) == (1, 4, 1)
-    assert (state.num_running_requests, state.num_waiting_requests) == (2, 1)
     assert (state.step_elapsed_ns, counters.computed_tokens) == (5, 3)
 
 

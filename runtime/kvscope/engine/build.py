@@ -1,11 +1,12 @@
 """From a configuration to an engine: loads the model, sizes the pool, checks what cannot work."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import torch
 
-from kvscope.engine.config import ConfigError, EngineConfig
+from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig
 from kvscope.engine.engine import Engine
 from kvscope.engine.model_loader import LoadedModel, choose_device, load_model
 from kvscope.engine.model_runner import ModelRunner, bytes_per_slot
@@ -14,26 +15,34 @@ from kvscope.kernels.backend import AttentionBackend, check_block_size, get_back
 from kvscope.transport.publisher import EventSink
 
 CPU_POOL_BYTES = 1 << 30  # without a flag, the pool takes at most this much of a CPU's memory
-DEFAULT_MAX_MODEL_LEN = 4096  # where the model names no limit, or one beyond what a small pool can hold
 
 
-def build_engine(
-    config: EngineConfig,
-    sink: EventSink,
-    *,
-    name: str = "kvscope",
-    free_order: Sequence[int] | None = None,
-    loaded: LoadedModel | None = None,
-) -> Engine:
-    """A ready engine; `loaded` spares loading a model again.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A loaded, verified model and the settings it will run with: everything that can be refused has been."""
+
+    model: LoadedModel
+    backend: AttentionBackend
+    info: EngineInfo
+
+
+def prepare(config: EngineConfig, *, name: str = "kvscope", loaded: LoadedModel | None = None) -> Prepared:
+    """Load and check; `loaded` spares loading a model again.
 
     Raises:
         ConfigError: a setting cannot work with this model or machine.
     """
     backend = choose_backend(config)
     model = loaded if loaded is not None else load_model(config, backend)
-    info = _describe(config, model, backend, name)
-    runner = ModelRunner(model.model, model.layers, backend, num_blocks=info.num_blocks, block_size=config.block_size)
+    return Prepared(model, backend, _describe(config, model, backend, name))
+
+
+def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[int] | None = None) -> Engine:
+    """A ready engine; its first event has gone to the sink."""
+    model, info = prepared.model, prepared.info
+    runner = ModelRunner(
+        model.model, model.layers, prepared.backend, num_blocks=info.num_blocks, block_size=info.block_size
+    )
     return Engine(info, runner, model.tokenizer, sink, eos_token_ids=model.eos_token_ids, free_order=free_order)
 
 

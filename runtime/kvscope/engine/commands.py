@@ -1,6 +1,7 @@
 """`kvscope run` and `kvscope serve`: the two ways an engine is started. Composition roots, one function each."""
 
 import contextlib
+import re
 import signal
 import sys
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvscope.engine.build import build_engine
+from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import ConfigError, EngineConfig
 from kvscope.engine.engine import Engine, RequestRefusedError
 from kvscope.engine.report import json_report, text_report
@@ -20,7 +21,7 @@ from kvscope.events.types import SamplingParams
 from kvscope.transport.control import ControlServer
 from kvscope.transport.discovery import EngineDirectory
 from kvscope.transport.endpoints import Endpoints, parse_listen
-from kvscope.transport.publisher import EventSink, Publisher
+from kvscope.transport.publisher import Publisher
 from kvscope.transport.recording import Recorder
 
 
@@ -39,21 +40,22 @@ def run(
         ConfigError: a setting or prompt that cannot work.
         EndpointError, RecordingError: the recording cannot be written.
     """
-    audit = AuditSink()
+    audit = AuditSink(keep=True)
+    sink = TeeSink([audit])
+    engine = build_engine(prepare(config, name="run"), sink)
+    requests = [_submit(engine, f"r{number}", prompt, params) for number, prompt in enumerate(prompts, 1)]
     with contextlib.ExitStack() as stack:
-        sink: EventSink = audit
-        if record is not None:
+        if record is not None:  # only now: a prompt that is refused must not cost an older recording
             recorder = stack.enter_context(contextlib.closing(Recorder(record, force=force)))
-            publisher = Publisher("inproc://run", recorder=recorder)
-            sink = TeeSink([audit, stack.enter_context(contextlib.closing(publisher))])
-        engine = build_engine(config, sink, name="run")
-        requests = [_submit(engine, f"r{number}", prompt, params) for number, prompt in enumerate(prompts, 1)]
+            publisher = stack.enter_context(contextlib.closing(Publisher("inproc://run", recorder=recorder)))
+            sink.add(publisher, audit.batches)
+        audit.keep_no_more()
         try:
             while engine.has_work():
                 engine.step()
         finally:
             engine.stop("run ended")
-    problems = [*engine.check_integrity(), *(finding.message for finding in audit.auditor.findings)]
+    problems = list(dict.fromkeys([*engine.check_integrity(), *(f.message for f in audit.auditor.findings)]))
     print_report = json_report if as_json else text_report
     sys.stdout.write(print_report(engine, requests, problems) + "\n")
     return 1 if problems else 0
@@ -74,17 +76,18 @@ def serve(
     Raises:
         ConfigError, EndpointError, RecordingError: it cannot start; one line with the fix.
     """
-    label = name if name is not None else config.model.rstrip("/").rsplit("/", 1)[-1]
+    label = name if name is not None else _name_after(config.model)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(
             contextlib.closing(EngineDirectory.create(label, model=config.model, started=time.time(), listen=listen))
         )
         endpoints = parse_listen(listen) if listen is not None else directory.endpoints
+        prepared = prepare(config, name=label)
         recorder = (
             stack.enter_context(contextlib.closing(Recorder(record, force=force))) if record is not None else None
         )
         publisher = stack.enter_context(contextlib.closing(Publisher(endpoints.events, recorder=recorder)))
-        engine = build_engine(config, publisher, name=label)
+        engine = build_engine(prepared, publisher)
         if start_paused:
             engine.pause()
         service = EngineService(engine, max_steps_per_second=max_steps_per_second)
@@ -93,6 +96,12 @@ def serve(
             _announce(engine, endpoints, record)
             service.run()
     return 0
+
+
+def _name_after(model: str) -> str:
+    """An engine name made of the model's last path component."""
+    last = model.rstrip("/").rsplit("/", 1)[-1]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".")[:64] or "engine"
 
 
 def _submit(engine: Engine, request_id: str, prompt: str, params: SamplingParams) -> Any:

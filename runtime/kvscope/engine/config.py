@@ -6,6 +6,8 @@ from typing import Literal
 
 EMBEDDED_MODEL = "tiny-shakespeare"
 
+DEFAULT_MAX_MODEL_LEN = 4096  # where the model names no limit, or one beyond what a small pool can hold
+
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 BackendName = Literal["auto", "torch", "triton", "reference"]
 

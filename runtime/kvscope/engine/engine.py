@@ -21,10 +21,13 @@ from kvscope.engine.request import Request, RequestStatus
 from kvscope.engine.request import Sequence as SequenceOfRequest
 from kvscope.engine.sampler import choose_token, draw_seed
 from kvscope.engine.scheduler import Limits, Scheduler, StepPlan
+from kvscope.engine.stop_strings import cut_at_stop, first_stop
 from kvscope.events import types as ev
 from kvscope.events.state import MAX_FINISHED_REQUESTS, Counters, EngineState, FullState
 from kvscope.events.types import Batch, EngineInfo, Event, FinishReason, Phase, SamplingParams
 from kvscope.transport.publisher import EventSink
+
+MAX_CHARACTERS_PER_TOKEN = 128  # the longest tokens of real vocabularies are runs of this many spaces
 
 
 class RequestRefusedError(ValueError):
@@ -66,7 +69,6 @@ class Engine:
         self._tables = BlockTables(self._pool, self._events, self._prefixes)
         limits = Limits(info.max_num_batched_tokens, info.max_num_seqs, info.max_model_len)
         self.scheduler = Scheduler(self._tables, limits, self._events, self._prefixes)
-        self.num_queued: tuple[int, int] = (0, 0)  # running, waiting; as of the last step
         self._runner = runner
         self._tokenizer = tokenizer
         self._encoder = copy.deepcopy(tokenizer)  # a tokenizer must not be used by two threads at once
@@ -88,7 +90,19 @@ class Engine:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of a prompt, special tokens added as the tokenizer does by default. Any thread may call this."""
+        """Token ids of a prompt, special tokens added as the tokenizer does by default. Any thread may call this.
+
+        Raises:
+            RequestRefusedError: too long for any tokenizer to make it fit, or not text at all.
+        """
+        longest = MAX_CHARACTERS_PER_TOKEN * self.info.max_model_len
+        if len(prompt) > longest:
+            raise RequestRefusedError(
+                f"the prompt has {len(prompt)} characters; more than {longest} cannot fit in --max-model-len "
+                f"{self.info.max_model_len}"
+            )
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise RequestRefusedError("the prompt is not valid UTF-8")
         with self._encoder_lock:
             return list(self._encoder(prompt).input_ids)
 
@@ -101,6 +115,11 @@ class Engine:
             raise RequestRefusedError(
                 f"the prompt has {num_prompt} tokens; with --max-model-len {info.max_model_len} at most "
                 f"{info.max_model_len - 1} fit, since one more must be generated"
+            )
+        if max(prompt_token_ids) >= info.vocab_size:
+            raise RequestRefusedError(
+                f"the prompt holds token {max(prompt_token_ids)}, which the tokenizer knows and the model does not: "
+                f"it has {info.vocab_size} tokens"
             )
         if params.n > info.max_num_seqs:
             raise RequestRefusedError(
@@ -122,21 +141,22 @@ class Engine:
             RequestRefusedError: it can never run; a RequestRefused event says so too.
         """
         self._begin("control")
-        token_ids = prompt_token_ids if prompt_token_ids is not None else self.encode(prompt)
         try:
-            if request_id in self.requests:
-                raise RequestRefusedError(f"a request {request_id} exists already")
-            self.check_request(token_ids, params)
+            token_ids = prompt_token_ids if prompt_token_ids is not None else self.encode(prompt)
+            self._check_new(request_id, token_ids, params)
         except RequestRefusedError as error:
             self.counters.refusals += 1
             self._events.append(ev.RequestRefused(request_id=request_id, reason=str(error)))
+            self._publish()
             raise
-        finally:
-            if self._events:
-                self._publish()
         request = self._new_request(prompt, params, request_id, token_ids)
         self._publish()
         return request
+
+    def _check_new(self, request_id: str, token_ids: list[int], params: SamplingParams) -> None:
+        if request_id in self.requests:
+            raise RequestRefusedError(f"a request {request_id} exists already")
+        self.check_request(token_ids, params)
 
     def cancel(self, request_id: str) -> None:
         """End a request now; every block it holds goes back. Unknown or ended requests are left alone."""
@@ -189,11 +209,14 @@ class Engine:
 
     def check_integrity(self) -> list[str]:
         """Invariants 1 and 7 on the live structures; empty when all is well."""
+        return [finding.message for finding in self._find_problems()]
+
+    def _find_problems(self) -> list[ev.AuditFinding]:
         sequences = [sequence for request in self.requests.values() for sequence in request.sequences]
-        problems = self._tables.check_integrity(sequences)
+        problems = [ev.AuditFinding(rule=1, message=text) for text in self._tables.check_integrity(sequences)]
         num_held = self._pool.num_blocks - self._pool.num_available_blocks
         if not self.scheduler.running and num_held:
-            problems.append(f"nothing runs, yet {num_held} blocks are held")
+            problems.append(ev.AuditFinding(rule=7, message=f"nothing runs, yet {num_held} blocks are held"))
         return problems
 
     def _schedule(self) -> StepPlan:
@@ -201,7 +224,6 @@ class Engine:
         if self._prefixes is not None:
             self._prefixes.step = self.step_number
         plan = self.scheduler.schedule()
-        self.num_queued = (len(self.scheduler.running), len(self.scheduler.waiting))
         for event in self._events:
             if isinstance(event, ev.BlockCopied):
                 self.counters.copies += 1
@@ -257,7 +279,7 @@ class Engine:
         reason = self._finish_reason(request, sequence, text, ended=ended)
         if reason is not None:
             text += detokenizer.flush()
-        text = _cut_at_stop(sequence.text, text, request.params.stop)
+        text = cut_at_stop(sequence.text, text, request.params.stop)
         piece = self._pieces.piece(choice.token_id)
         sequence.pieces.append(piece)
         sequence.text += text
@@ -273,7 +295,7 @@ class Engine:
     def _finish_reason(
         self, request: Request, sequence: SequenceOfRequest, new_text: str, *, ended: bool
     ) -> FinishReason | None:
-        if ended or _first_stop(sequence.text + new_text, request.params.stop) is not None:
+        if ended or first_stop(sequence.text + new_text, request.params.stop) is not None:
             return "stop"
         if len(sequence.generated) >= request.params.max_tokens or sequence.num_tokens >= self.info.max_model_len:
             return "length"
@@ -326,9 +348,9 @@ class Engine:
         self._publish()
 
     def _report_problems(self) -> None:
-        for problem in self.check_integrity():
-            self.counters.audit_findings += 1
-            self._events.append(ev.AuditFinding(rule=1, message=problem))
+        problems = self._find_problems()
+        self.counters.audit_findings += len(problems)
+        self._events += problems
 
     # --- publishing -----------------------------------------------------------------------------------------------
 
@@ -344,21 +366,10 @@ class Engine:
         num_dropped = self._sink.take_dropped()
         if num_dropped or self._sink.needs_full_state:
             self.counters.dropped_batches += num_dropped
-            events = (ev.BatchesDropped(num_batches=num_dropped), FullState(state=self.state()))
+            announced = (ev.BatchesDropped(num_batches=num_dropped),) if num_dropped else ()
+            events = (*announced, FullState(state=self.state()))
         sent = self._sink.publish(
             Batch(epoch=self.epoch, step=self.step_number, phase=self.phase, time_ns=self.now_ns, events=events)
         )
         if not sent:
             self.counters.dropped_batches -= num_dropped  # the sink counts them again
-
-
-def _first_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first stop string begins."""
-    found = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return min(found, default=None)
-
-
-def _cut_at_stop(text: str, new_text: str, stops: Sequence[str]) -> str:
-    """The part of `new_text` before the first stop string. A stop string that began in `text` leaves what was said."""
-    place = _first_stop(text + new_text, stops)
-    return new_text if place is None else (text + new_text)[len(text) : place]

@@ -10,6 +10,7 @@ import msgspec
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.request import Request, Sequence
 from kvscope.events.state import EngineState, RequestState, SequenceState
+from kvscope.events.types import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from kvscope.engine.engine import Engine
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 def export_state(engine: "Engine", pool: BlockPool) -> EngineState:
     """A new state that shares nothing with the engine. O(pool + tokens)."""
-    num_running, num_waiting = engine.num_queued
     return EngineState(
         epoch=engine.epoch,
         step=engine.step_number,
@@ -25,6 +25,7 @@ def export_state(engine: "Engine", pool: BlockPool) -> EngineState:
         time_ns=engine.now_ns,
         status=engine.status,
         wall_time_ns=engine.wall_time_ns,
+        schema_version=SCHEMA_VERSION,
         info=engine.info,
         ref_counts=list(pool.ref_counts),
         written_slots=_written_slots(engine, pool),
@@ -32,8 +33,6 @@ def export_state(engine: "Engine", pool: BlockPool) -> EngineState:
         finished_order=list(engine.finished_order),
         counters=msgspec.structs.replace(engine.counters),
         step_elapsed_ns=engine.step_elapsed_ns,
-        num_running_requests=num_running,
-        num_waiting_requests=num_waiting,
     )
 
 

@@ -81,9 +81,8 @@ class Prefixes:
 
     def _miss(self, match: Match, num_positions: int) -> ev.MissKind | None:
         """Why no more was known; None when everything was that may be reused."""
+        if match.block_ids and len(match.block_ids) == (num_positions - 1) // self._pool.block_size:
+            return None
         if match.eviction is not None:
             return "evicted"
-        if match.num_common_tokens:
-            return "shorter_than_block"
-        complete = len(match.block_ids) == (num_positions - 1) // self._pool.block_size
-        return None if complete and match.block_ids else "nothing_shared"
+        return "shorter_than_block" if match.num_common_tokens else "nothing_shared"

@@ -12,6 +12,8 @@ import torch
 
 from kvscope.events.types import SamplingParams
 
+MIN_TEMPERATURE = 1e-5  # below, scores would overflow; the draw is greedy long before
+
 
 class Choice(NamedTuple):
     """`margin` is the score of the chosen token minus that of the runner-up: near 0 means either would be right."""
@@ -24,8 +26,14 @@ def choose_token(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[
     """Pick a token from one row of logits, float32 `[vocab_size]`. Does not mutate.
 
     `noise_key` names the draw; equal keys give equal noise.
+
+    Raises:
+        FloatingPointError: a logit is NaN; no choice would mean anything.
     """
-    scores = logits if params.temperature == 0 else _perturbed(logits, params, noise_key)
+    if torch.isnan(logits).any():
+        raise FloatingPointError("the model's logits hold NaN")
+    greedy = params.temperature < MIN_TEMPERATURE
+    scores = logits if greedy else _perturbed(logits, params, noise_key)
     top = torch.topk(scores, min(2, scores.numel()))
     first, second = top.values[0].item(), top.values[-1].item()
     margin = first - second if second > float("-inf") else float("inf")

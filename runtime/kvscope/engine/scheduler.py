@@ -70,8 +70,6 @@ class Scheduler:
             ev.StepScheduled(
                 sequence_ids=[extent.sequence.sequence_id for extent in plan.extents],
                 num_scheduled_tokens=[extent.stop - extent.start for extent in plan.extents],
-                num_running_requests=len(self.running),
-                num_waiting_requests=len(self.waiting),
             )
         )
         return plan

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_:-]{1,64}")
 MAX_STEPS_AT_ONCE = 10_000
+MAX_WAITING_REQUESTS = 4_096
 IDLE_WAIT_S = 0.2
 
 
@@ -33,7 +34,9 @@ class EngineService:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
         self._steps_allowed = 0
-        self._pause_wanted = False  # as of the last request, which may still be in the queue
+        self._pause_wanted = engine.status == "paused"  # as of the last request, which may still be in the queue
+        self._ids_lock = threading.Lock()
+        self._queued_ids: set[str] = set()  # promised to somebody, not yet in the engine
         self._stopping = threading.Event()
         self._stop_reason = "stopped"
 
@@ -45,24 +48,23 @@ class EngineService:
         Raises:
             ControlRefused: it can never run here.
         """
-        if request_id is None:
-            request_id = next(name for name in map("r{}".format, self._numbers) if name not in self._engine.requests)
-        elif not _REQUEST_ID.fullmatch(request_id):
-            raise ControlRefused("a request id is 1 to 64 letters, digits, '_', '-' or ':'")
-        token_ids = self._engine.encode(prompt)
+        if len(self._engine.scheduler.waiting) + len(self._queued_ids) >= MAX_WAITING_REQUESTS:
+            raise ControlRefused(f"{MAX_WAITING_REQUESTS} requests are waiting already; try again later")
+        try:
+            token_ids = self._engine.encode(prompt)
+        except RequestRefusedError as error:
+            raise ControlRefused(str(error)) from None
+        request_id = self._take_id(request_id)
+        self._commands.put(lambda: self._submit(prompt, params, request_id, token_ids))
         try:
             self._engine.check_request(token_ids, params)
-        except RequestRefusedError as error:
-            self._commands.put(
-                lambda: self._submit(prompt, params, request_id, token_ids)
-            )  # so that all viewers see it
+        except RequestRefusedError as error:  # told at once, and by an event to every viewer
             raise ControlRefused(str(error)) from None
-        self._commands.put(lambda: self._submit(prompt, params, request_id, token_ids))
         return request_id
 
     def cancel(self, request_id: str) -> None:
         """End a request; every block it holds goes back. Raises ControlRefused for an unknown one."""
-        if request_id not in self._engine.requests:
+        if request_id not in self._engine.requests and request_id not in self._queued_ids:
             raise ControlRefused(f"no request {request_id}")
         self._commands.put(lambda: self._engine.cancel(request_id))
 
@@ -142,11 +144,28 @@ class EngineService:
         except queue.Empty:
             return
 
+    def _take_id(self, wanted: str | None) -> str:
+        """An id that nobody has. Raises ControlRefused for one that is taken, or is none."""
+        with self._ids_lock:
+            if wanted is None:
+                wanted = next(name for name in map("r{}".format, self._numbers) if not self._is_taken(name))
+            elif not _REQUEST_ID.fullmatch(wanted):
+                raise ControlRefused("a request id is 1 to 64 letters, digits, '_', '-' or ':'")
+            elif self._is_taken(wanted):
+                raise ControlRefused(f"a request {wanted} exists already")
+            self._queued_ids.add(wanted)
+            return wanted
+
+    def _is_taken(self, request_id: str) -> bool:
+        return request_id in self._engine.requests or request_id in self._queued_ids
+
     def _submit(self, prompt: str, params: SamplingParams, request_id: str, token_ids: list[int]) -> None:
         try:
             self._engine.submit(prompt, params, request_id, token_ids)
         except RequestRefusedError as error:
             logger.info("%s refused: %s", request_id, error)
+        finally:
+            self._queued_ids.discard(request_id)
 
     def _resume(self) -> None:
         self._steps_allowed = 0

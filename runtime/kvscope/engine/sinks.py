@@ -17,6 +17,11 @@ class AuditSink:
         self.batches: list[Batch] = []
         self._keep = keep
 
+    def keep_no_more(self) -> None:
+        """Forget the batches kept so far, and keep none from now on."""
+        self._keep = False
+        self.batches.clear()
+
     def publish(self, batch: Batch) -> bool:
         self.auditor.observe(batch)
         if self._keep:
@@ -31,7 +36,13 @@ class TeeSink:
     """Hands every batch to several sinks; a loss in one is a loss."""
 
     def __init__(self, sinks: Sequence[EventSink]) -> None:
-        self._sinks = sinks
+        self._sinks = list(sinks)
+
+    def add(self, sink: EventSink, earlier: Sequence[Batch]) -> None:
+        """One sink more, which first gets what the others have had already."""
+        for batch in earlier:
+            sink.publish(batch)
+        self._sinks.append(sink)
 
     @property
     def needs_full_state(self) -> bool:

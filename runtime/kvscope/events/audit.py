@@ -37,6 +37,7 @@ class Auditor:
     def __init__(self, state: EngineState | None = None) -> None:
         self.state = state if state is not None else EngineState()
         self.findings: list[Finding] = []
+        self._standing: list[Finding] = []  # what is wrong with the state now; told once
 
     def observe(self, batch: Batch) -> list[Finding]:
         """Check and fold one batch; the new findings are returned and kept.
@@ -59,7 +60,10 @@ class Auditor:
         """Check the whole state, once the batch's last event is folded; for a large pool, only now and then."""
         if len(self.state.ref_counts) > MAX_BLOCKS_CHECKED_EVERY_BATCH and self.state.step % STEPS_BETWEEN_CHECKS:
             return []
-        found = check_state(self.state)
+        standing = check_state(self.state)
+        told = {(finding.rule, finding.message) for finding in self._standing}
+        found = [finding for finding in standing if (finding.rule, finding.message) not in told]
+        self._standing = standing
         self.findings += found
         return found
 

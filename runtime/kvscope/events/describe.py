@@ -2,10 +2,10 @@
 
 from kvscope.events import types as ev
 from kvscope.events.state import EngineState, FullState
-from kvscope.events.types import Event, FinishReason
+from kvscope.events.types import Event
 
 MAX_LISTED_BLOCKS = 6
-_FINISH_WORDS: dict[FinishReason, str] = {
+_FINISH_WORDS = {
     "stop": "reached its end",
     "length": "reached max_tokens",
     "cancelled": "was cancelled",
@@ -57,7 +57,7 @@ def _describe_request(event: Event) -> str | None:
                 f"{event.blocks_gained} gained, {event.tokens_lost} positions to recompute"
             )
         case ev.SequenceFinished(sequence_id=seq, reason=reason):
-            return f"{seq} {_FINISH_WORDS[reason]}"
+            return f"{seq} {_FINISH_WORDS.get(reason, reason)}"
         case ev.RequestFinished(request_id=request):
             return f"{request} finished"
     return None
@@ -82,7 +82,7 @@ def _describe_life(event: Event) -> str | None:
     return None
 
 
-def describe_waiting(kind: ev.WaitingKind, needed: int, available: int) -> str:
+def describe_waiting(kind: str, needed: int, available: int) -> str:
     """The reason a request waits, with its two numbers."""
     match kind:
         case "blocks":
@@ -93,6 +93,8 @@ def describe_waiting(kind: ev.WaitingKind, needed: int, available: int) -> str:
             return f"needs {needed} sequence seats, {available} free"
         case "order":
             return "earlier requests go first"
+        case _:
+            return kind
 
 
 def _describe_copy(event: ev.BlockCopied, state: EngineState) -> str:
@@ -114,7 +116,7 @@ def _describe_lookup(event: ev.PrefixLookup, state: EngineState) -> str | None:
             return f"{hit}; the next block was evicted at step {event.evicted_at_step} for {event.evicted_for}"
         case "shorter_than_block":
             return f"{hit}; {event.num_common_tokens} more in common, a block is {block_size}"
-        case "nothing_shared":
+        case _:
             return f"{hit}; nothing cached goes on like it"
 
 

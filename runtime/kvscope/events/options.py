@@ -23,6 +23,7 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "seed": (0, (1 << 63) - 1, "a whole number from 0"),
 }
 MAX_STOP_STRINGS = 16
+MAX_TEXT = 256  # characters of a stop string or a salt; they stay in every snapshot
 
 
 class OptionError(ValueError):
@@ -92,7 +93,7 @@ def split_prompt(line: str, defaults: SamplingParams | None = None) -> tuple[str
 def _parse_value(name: str, text: str, word: str) -> object:
     if name not in OPTION_NAMES:
         raise OptionError(_unknown(name), word)
-    if name == "stop":
+    if name in ("stop", "cache_salt"):
         return text
     if name == "ignore_eos":
         if text.lower() not in _BOOLEANS:
@@ -107,8 +108,10 @@ def _parse_value(name: str, text: str, word: str) -> object:
 def _check_range(name: str, value: object, word: str) -> None:
     if name == "stop":
         stops = value if isinstance(value, list | tuple) else [value]
-        if len(stops) > MAX_STOP_STRINGS or not all(isinstance(stop, str) and stop for stop in stops):
-            raise OptionError(f"stop takes up to {MAX_STOP_STRINGS} strings that are not empty", word)
+        if len(stops) > MAX_STOP_STRINGS or not all(isinstance(s, str) and 0 < len(s) <= MAX_TEXT for s in stops):
+            raise OptionError(f"stop takes up to {MAX_STOP_STRINGS} strings of 1 to {MAX_TEXT} characters", word)
+    if name == "cache_salt" and not (isinstance(value, str) and len(value) <= MAX_TEXT):
+        raise OptionError(f"cache_salt is a text of up to {MAX_TEXT} characters", "cache_salt")
     if name not in _LIMITS or (name == "seed" and value is None):
         return
     low, high, words = _LIMITS[name]

@@ -1,6 +1,6 @@
 """State is a fold over events: no clock, no IO, no torch.
 
-The live view, replay, the auditor and the tests all call `apply_batch`. The engine can also export its own
+The live view, replay, the auditor and the tests all apply events through here. The engine can also export its own
 `EngineState`; after every batch the two are equal (invariant 8).
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvscope.events import types as ev
-from kvscope.events.types import Batch, EngineInfo, Event, FinishReason, SamplingParams
+from kvscope.events.types import Batch, EngineInfo, Event, SamplingParams
 
 MAX_FINISHED_REQUESTS = 32  # how many ended requests stay readable; older ones leave the state
 
@@ -22,7 +22,7 @@ class FoldError(Exception):
 
 
 class WaitingReason(msgspec.Struct, frozen=True):
-    kind: ev.WaitingKind
+    kind: str
     needed: int
     available: int
 
@@ -37,7 +37,7 @@ class SequenceState(msgspec.Struct, kw_only=True):
     pieces: list[str] = []
     text: str = ""
     num_copies: int = 0
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
 
 
 class RequestState(msgspec.Struct, kw_only=True):
@@ -80,10 +80,11 @@ class EngineState(msgspec.Struct, kw_only=True):
 
     epoch: bytes = b""
     step: int = 0
-    phase: ev.Phase = "life"
+    phase: str = "life"
     time_ns: int = 0
     status: str = "starting"  # starting -> running <-> paused -> stopped
     wall_time_ns: int = 0
+    schema_version: int = 0  # the engine's; newer than ours: some of its events may be unknown here
     info: EngineInfo | None = None
     ref_counts: list[int] = []
     written_slots: list[int] = []
@@ -91,8 +92,6 @@ class EngineState(msgspec.Struct, kw_only=True):
     finished_order: list[str] = []
     counters: Counters = msgspec.field(default_factory=Counters)
     step_elapsed_ns: int = 0
-    num_running_requests: int = 0
-    num_waiting_requests: int = 0
 
     def sequence(self, sequence_id: str) -> SequenceState:
         """Raises FoldError for a sequence nobody announced."""
@@ -165,6 +164,7 @@ def apply_event(state: EngineState, event: Event) -> EngineState:
 
 def _engine_started(state: EngineState, event: ev.EngineStarted) -> None:
     state.info, state.wall_time_ns, state.status = event.info, event.wall_time_ns, "running"
+    state.schema_version = event.schema_version
     state.ref_counts = [0] * event.info.num_blocks
     state.written_slots = [0] * event.info.num_blocks
 
@@ -285,11 +285,11 @@ def _slots_written(state: EngineState, event: ev.SlotsWritten) -> None:
 
 
 def _blocks_released(state: EngineState, event: ev.BlocksReleased) -> None:
-    sequence = state.sequence(event.sequence_id)
+    sequence, cached = state.sequence(event.sequence_id), frozenset(event.cached_block_ids)
     for block_id in event.block_ids:
         _check_block(state, block_id)
         state.ref_counts[block_id] -= 1
-        if state.ref_counts[block_id] == 0 and block_id not in event.cached_block_ids:
+        if state.ref_counts[block_id] == 0 and block_id not in cached:
             state.written_slots[block_id] = 0
     sequence.block_table = []
     sequence.num_written = 0
@@ -316,11 +316,6 @@ def _blocks_evicted(state: EngineState, event: ev.BlocksEvicted) -> None:
 def _prefix_lookup(state: EngineState, event: ev.PrefixLookup) -> None:
     state.counters.prefix_lookup_tokens += event.num_tokens
     state.counters.prefix_hit_tokens += event.num_hit_tokens
-
-
-def _step_scheduled(state: EngineState, event: ev.StepScheduled) -> None:
-    state.num_running_requests = event.num_running_requests
-    state.num_waiting_requests = event.num_waiting_requests
 
 
 def _tokens_generated(state: EngineState, event: ev.TokensGenerated) -> None:
@@ -372,7 +367,6 @@ _HANDLERS: dict[type[Event], Callable[[EngineState, Any], None]] = {
     ev.BlocksReused: _blocks_reused,
     ev.BlocksEvicted: _blocks_evicted,
     ev.PrefixLookup: _prefix_lookup,
-    ev.StepScheduled: _step_scheduled,
     ev.TokensGenerated: _tokens_generated,
     ev.StepCompleted: _step_completed,
 }

@@ -15,6 +15,7 @@ MAX_NUM_BLOCKS = 1 << 24  # what a viewer is ready to hold
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUM_BLOCKS)]
 
+# What we say. On the wire these are plain strings, so that a later word costs a viewer nothing.
 Phase = Literal["life", "control", "plan", "commit"]
 FinishReason = Literal["stop", "length", "cancelled"]
 MissKind = Literal["nothing_shared", "shorter_than_block", "evicted"]
@@ -126,7 +127,7 @@ class RequestWaiting(Event, frozen=True):
     """Why a request was not admitted in this step. Sent only when the reason changes."""
 
     request_id: str
-    kind: WaitingKind
+    kind: str  # WaitingKind
     needed: Count
     available: Count
 
@@ -153,7 +154,7 @@ class RequestFinished(Event, frozen=True):
 
 class SequenceFinished(Event, frozen=True):
     sequence_id: str
-    reason: FinishReason
+    reason: str  # FinishReason
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ class PrefixLookup(Event, frozen=True):
     request_id: str
     num_tokens: Count
     num_hit_tokens: Count
-    miss: MissKind | None
+    miss: str | None  # MissKind
     num_common_tokens: Count
     evicted_at_step: Count | None = None
     evicted_for: str | None = None
@@ -244,8 +245,6 @@ class StepScheduled(Event, frozen=True):
 
     sequence_ids: list[str]
     num_scheduled_tokens: list[int]
-    num_running_requests: Count
-    num_waiting_requests: Count
 
 
 class TokensGenerated(Event, frozen=True):
@@ -262,22 +261,11 @@ class StepCompleted(Event, frozen=True):
     num_tokens: Count
 
 
-MEMORY_EVENTS = (
-    BlocksAllocated,
-    BlocksShared,
-    BlockCopied,
-    SlotsWritten,
-    BlocksReused,
-    BlocksEvicted,
-    BlocksReleased,
-)
-
-
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """All facts of one phase of one step. `time_ns` is monotonic since engine start."""
 
     epoch: bytes  # 16 random bytes per engine life
     step: Count
-    phase: Phase
+    phase: str  # Phase
     time_ns: Count
     events: tuple[Event, ...]

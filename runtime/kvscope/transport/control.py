@@ -97,7 +97,7 @@ class ControlServer:
         }
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            # Bound here so that the caller learns of a bad address; from `start` on the thread alone uses it.
+            # Bound here so that the caller learns of a bad address; afterwards the thread alone uses it.
             self._socket = bind(self._context, zmq.ROUTER, address, MAX_REQUEST_BYTES)
         except BaseException:
             self._context.term()

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import zmq
 
-from kvscope.events.codec import MAX_BATCH_BYTES, encode_batch, encode_state
+from kvscope.events.codec import MAX_BATCH_BYTES, MAX_EVENTS_PER_BATCH, encode_batch, encode_state
 from kvscope.events.state import EngineState, FullState, apply_batch
 from kvscope.events.types import Batch, BatchesDropped
 from kvscope.transport.healing import receivable
@@ -117,7 +117,7 @@ class Publisher:
         self._last_batch_at_ns = time.monotonic_ns()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            # Bound here so that the caller learns of a bad address; from `start` on the thread alone uses it.
+            # Bound here so that the caller learns of a bad address; afterwards the thread alone uses it.
             self._socket = bind(self._context, zmq.PUB, address, MAX_REQUEST_BYTES)
         except BaseException:
             self._context.term()
@@ -130,11 +130,11 @@ class Publisher:
     def publish(self, batch: Batch) -> bool:
         """Hand over a batch; False when it had to be dropped. Never blocks."""
         with self._drop_lock:
-            if not self._closing.is_set():
+            heals = any(isinstance(event, FullState) for event in batch.events)
+            if not self._closing.is_set() and (heals or not self._needs_full_state):
                 with contextlib.suppress(queue.Full):
                     self._queue.put_nowait(batch)
-                    if any(isinstance(event, FullState) for event in batch.events):
-                        self._needs_full_state = False
+                    self._needs_full_state = False
                     return True
             # A dropped announcement of earlier drops must be announced again.
             self._num_dropped += 1 + sum(e.num_batches for e in batch.events if isinstance(e, BatchesDropped))
@@ -143,7 +143,8 @@ class Publisher:
 
     @property
     def needs_full_state(self) -> bool:
-        return self._needs_full_state
+        # Only when there is room for it: a full state costs the engine O(pool), just when it is overloaded.
+        return self._needs_full_state and not self._queue.full()
 
     def take_dropped(self) -> int:
         with self._drop_lock:
@@ -225,7 +226,7 @@ class Publisher:
 
     def _send(self, batch: Batch) -> None:
         payload = encode_batch(batch)
-        fits = len(payload) <= MAX_BATCH_BYTES
+        fits = len(payload) <= MAX_BATCH_BYTES and len(batch.events) <= MAX_EVENTS_PER_BATCH
         with self._mirror_lock:
             seq = 0 if self._last_seq is None else self._last_seq + 1
             self._fold(batch)

@@ -9,6 +9,7 @@ import zmq
 from kvscope.transport.endpoints import EndpointError, check_socket_path
 
 LINGER_MS = 500
+MAX_UNREAD_REPLIES = 64  # per client; a snapshot may have many MB
 
 
 def bind(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, max_bytes: int) -> "zmq.Socket[bytes]":
@@ -23,6 +24,7 @@ def bind(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, max
     sock = _new_socket(context, kind, address, max_bytes)
     if kind == zmq.ROUTER:
         sock.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full or vanished peer is an error, not a silent loss
+        sock.setsockopt(zmq.SNDHWM, MAX_UNREAD_REPLIES)
     try:
         _bind(sock, address, path)
     except BaseException:

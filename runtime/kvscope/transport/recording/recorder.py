@@ -161,7 +161,10 @@ def _open(path: Path, *, force: bool) -> BinaryIO:
     how = os.O_TRUNC if force else os.O_EXCL
     try:
         # A recording holds prompts: nobody else reads it.
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600), "wb")
+        stream = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600), "wb")
+        if path.is_file():  # not /dev/null
+            os.fchmod(stream.fileno(), 0o600)  # an overwritten file had its own mode
+        return stream
     except FileExistsError:
         raise RecordingError(f"{path} exists; add --force to overwrite it") from None
     except OSError as error:

@@ -1,0 +1,126 @@
+"""Is this model right on paged KV? Observed and compared, never looked up by name of architecture."""
+
+from typing import Any
+
+import torch
+
+from kvscope.engine import attention
+from kvscope.engine.attention import LayerGeometry, Probe
+from kvscope.engine.block_tables import Extent
+from kvscope.engine.config import ConfigError
+from kvscope.engine.model_runner import ModelRunner
+from kvscope.engine.request import Sequence
+from kvscope.kernels.backend import AttentionBackend
+
+_NUM_PROBE_TOKENS = 23
+# Paged and own logits may differ by rounding; a wrong mask, scale or position differs by far more.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.15, torch.bfloat16: 0.6}
+
+
+def observe_layers(model: Any) -> dict[int, LayerGeometry]:
+    """Each layer's KV geometry, as seen by the attention function in one forward pass.
+
+    Raises:
+        ConfigError: some layers keep state elsewhere, or ask for what paged attention does not implement.
+    """
+    _use_attention(model, attention.PROBE_ATTENTION)
+    probe = Probe()
+    token_ids = torch.arange(2, device=model.device).unsqueeze(0)
+    with torch.inference_mode():
+        try:
+            model(input_ids=token_ids, position_ids=token_ids, use_cache=False, probe=probe)
+        except TypeError as error:
+            raise ConfigError(
+                f"{_architecture(model)} does not pass keyword arguments on to attention: {error}"
+            ) from None
+    expected = model.config.get_text_config(decoder=True).num_hidden_layers
+    if len(probe.layers) != expected:
+        raise ConfigError(
+            f"{_architecture(model)}: {len(probe.layers)} of {expected} layers go through transformers' "
+            "AttentionInterface; the others keep state that is not paged KV"
+        )
+    return dict(sorted(probe.layers.items()))
+
+
+def verify_paged(model: Any, layers: dict[int, LayerGeometry], backend: AttentionBackend) -> None:
+    """The model's own attention and ours must agree on a short text, computed in uneven chunks.
+
+    Raises:
+        ConfigError: they do not, so the model would be silently wrong.
+    """
+    token_ids = [
+        (7 * i + 3) % min(model.config.get_text_config(decoder=True).vocab_size, 997) for i in range(_NUM_PROBE_TOKENS)
+    ]
+    _use_attention(model, "eager")  # not sdpa: in transformers 5.17 that ignores soft caps
+    with torch.inference_mode():
+        expected = (
+            model(input_ids=torch.tensor([token_ids], device=model.device), use_cache=False).logits[0, -1].float().cpu()
+        )
+    _use_attention(model, attention.PAGED_ATTENTION)
+    runner = ModelRunner(model, layers, backend, num_blocks=8, block_size=4)
+    sequence = Sequence("probe.0", 0, token_ids)
+    sequence.block_table = [5, 0, 3, 7, 1, 6]
+    for start, stop in ((0, 6), (6, 22), (22, 23)):
+        logits = runner.run([Extent(sequence, start, stop)], [])
+    difference = (logits["probe.0"] - expected).abs().max().item()
+    limit = _TOLERANCE[model.dtype] * max(1.0, expected.abs().max().item() / 10)
+    if not difference <= limit:
+        raise ConfigError(
+            f"{_architecture(model)} cannot run on paged KV: its logits would differ by {difference:.3g} from its own "
+            f"attention's (allowed {limit:.3g})"
+        )
+
+
+def check_windows(model: Any, layers: dict[int, LayerGeometry], max_model_len: int) -> None:
+    """Every window that the configuration promises must have been passed to attention, or never matter.
+
+    The comparison of logits is shorter than most windows, so it cannot tell.
+
+    Raises:
+        ConfigError: some layers would see further than they were trained to.
+    """
+    config = model.config.get_text_config(decoder=True)
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk is not None and chunk < max_model_len:
+        raise ConfigError(
+            f"{_architecture(model)} attends in chunks of {chunk} positions, which paged attention does not implement; "
+            f"up to --max-model-len {chunk} it would be right"
+        )
+    window = getattr(config, "sliding_window", None)
+    if window is None or window >= max_model_len:
+        return
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
+    promised = {layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"}
+    if any(layers[layer].sliding_window is None for layer in promised & layers.keys()):
+        raise ConfigError(
+            f"{_architecture(model)} has a sliding window of {window} positions that it does not pass to attention; "
+            f"up to --max-model-len {window} it would be right"
+        )
+
+
+def position_limit(config: Any) -> int | None:
+    """How many positions the model can tell apart, whatever else is in the batch.
+
+    Rotary embeddings of the kinds `longrope` and `dynamic` change for all sequences once one of them is long; they
+    are right up to the length before that.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = rope.values() if all(isinstance(value, dict) for value in rope.values()) else [rope]
+    for kind in kinds:
+        if kind.get("rope_type") in ("longrope", "dynamic"):
+            original = kind.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limit = min(filter(None, (limit, original)), default=None)
+    return limit
+
+
+def _use_attention(model: Any, name: str) -> None:
+    model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        raise ConfigError(f"{_architecture(model)} does not go through transformers' AttentionInterface")
+
+
+def _architecture(model: Any) -> str:
+    return type(model).__name__
