@@ -76,7 +76,8 @@ def few_keyframes(monkeypatch) -> None:
     """So sparse and with so short a tail that a small stream needs all of it."""
     monkeypatch.setattr(keyframes_module, "MIN_SPACING_EVENTS", 50)
     monkeypatch.setattr("kvscope.transport.timetravel.walker.TRAIL_EVENTS", (60, 20, 5))
-    monkeypatch.setattr("kvscope.transport.timetravel.walker.TAIL_EVENTS", 30)
+    monkeypatch.setattr("kvscope.transport.timetravel.walker.TAIL_EVENTS", 40)
+    monkeypatch.setattr("kvscope.transport.timetravel.walker.MIN_TAIL_EVENTS", 20)
     monkeypatch.setattr("kvscope.transport.timetravel.walker.MAX_LOG_ENTRIES", 120)
 
 

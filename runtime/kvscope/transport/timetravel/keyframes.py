@@ -9,7 +9,7 @@ from kvscope.events.state import EngineState
 
 MAX_KEYFRAMES = 64
 MIN_SPACING_EVENTS = 1024
-TRAIL_EVENTS = (4096, 512, 64)  # how far before the end of a walk a copy is left, for the steps back from there
+TRAIL_EVENTS = (4096, 1024, 256, 64)  # how far before the end of a walk a copy is left, for the steps back from there
 
 
 class Keyframes:
@@ -23,10 +23,11 @@ class Keyframes:
         events_before: Sequence[int],
         *,
         given: Iterable[tuple[int, Keyframe]] = (),
-        max_count: int = MAX_KEYFRAMES,
+        max_count: int | None = None,
         spacing: int | None = None,
     ) -> None:
-        self._events_before, self._max_count = events_before, max_count
+        self._events_before = events_before
+        self._max_count = MAX_KEYFRAMES if max_count is None else max_count
         self._spacing = MIN_SPACING_EVENTS if spacing is None else spacing
         self._lock = threading.Lock()
         self._kept = dict(given)

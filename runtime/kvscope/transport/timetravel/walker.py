@@ -9,7 +9,8 @@ from kvscope.transport.source import MAX_LOG_ENTRIES, LogEntry, View, tell
 from kvscope.transport.timetravel.keyframes import TRAIL_EVENTS, Keyframes
 from kvscope.transport.timetravel.track import Place, Track, TrackIndex
 
-TAIL_EVENTS = 400  # how much of what led to a moment its log tells, at least
+# How much of what led to a moment its log tells: written anew it has the first, steps back may leave the second of it.
+TAIL_EVENTS, MIN_TAIL_EVENTS = 400, 100
 
 
 class UnfitBatchError(Exception):
@@ -99,14 +100,15 @@ class Walker:
 
     def _log_to_keep(self, place: Place) -> tuple[list[LogEntry], int, int]:
         """`(entries, where they begin, where they end)`: the part of the log that the new moment has in common."""
-        tail_start = self.index.back_by_events(place.position, TAIL_EVENTS)
+        enough = self.index.back_by_events(place.position, MIN_TAIL_EVENTS)
         end = min(place.position, self.place.position)
         log, log_start = self._view.log, self._log_start
         if len(log) == MAX_LOG_ENTRIES:  # older ones have left it, perhaps in the middle of a batch
             log_start = self.index.after_seq(log[0].seq)
-        if log_start <= tail_start <= end:
+        if log_start <= enough <= end:
             last_seq = self.index.seq_at(end)
             return [entry for entry in log if last_seq is not None and entry.seq <= last_seq], log_start, end
+        tail_start = self.index.back_by_events(place.position, TAIL_EVENTS)
         return [], tail_start, tail_start
 
     def _trail_marks(self, start: int, end: int) -> set[int]:
