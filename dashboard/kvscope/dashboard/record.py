@@ -30,7 +30,7 @@ def record(endpoint: str | None, path: Path, *, force: bool, seconds: float | No
     stop = threading.Event()
     with handling(lambda *_: stop.set()), contextlib.ExitStack() as stack:
         tap = Tap()
-        view = View(keeper=tap)
+        view = View(tap)
         endpoints = resolve(endpoint)
         client = EngineClient(endpoints, view).connect(CONNECT_TIMEOUT_S)
         stack.callback(client.close)
