@@ -17,6 +17,10 @@ from kvscope.dashboard import screen_size, terminal
 
 from .conftest import COMMAND, Finished, Kvscope, wait_until
 
+COMMANDS = (
+    *("demo", "run", "serve", "attach", "replay", "list"),
+    *("record", "check", "stats", "diff", "export", "status"),
+)
 PROMPT = ("--prompt", "O Romeo, Romeo, wherefore art thou")
 
 
@@ -42,11 +46,11 @@ def test_version(kvscope: Kvscope) -> None:
 def test_help_names_the_commands(kvscope: Kvscope, arguments: tuple[str, ...]) -> None:
     done = kvscope(*arguments)
     assert done.code == 0
-    for command in ("run", "serve", "demo", "attach", "replay", "list"):
+    for command in COMMANDS:
         assert re.search(rf"^  {command}\b", done.output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", ["run", "serve", "demo", "attach", "replay", "list"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(kvscope: Kvscope, command: str) -> None:
     done = kvscope(command, "-h")
     assert (done.code, done.errors) == (0, "")
