@@ -174,6 +174,23 @@ async def test_go_to_a_step_and_a_time():
         await until(pilot, lambda: not isinstance(app.screen, GoToScreen))
 
 
+async def test_looking_back_from_a_block_and_from_a_request():
+    engine, batches = crowded_engine()
+    source = ReplaySource(recording_of(batches + engine.run(12)))
+    async with running(source) as (app, pilot):
+        await pilot.press("end")
+        await until(pilot, lambda: source.player.position == source.player.length)
+        await until(pilot, lambda: app._frame.revision == source.view.revision)
+        await pilot.press("1", "right", "w")
+        block_id = app._cursor
+        await until(pilot, lambda: source.player.position < source.player.length, "the block's last change")
+        assert f"P{block_id}" in source.view.log[-1].sentence
+        await pilot.press("2", "down", "a")
+        await until(pilot, lambda: source.view.log[-1].sentence.endswith(" admitted"), "its admission")
+        await pilot.press("home", "w")
+        await until(pilot, lambda: "before this moment" in screen_text(app), "nothing before")
+
+
 async def test_the_mouse_moves_the_play_position():
     engine, batches = crowded_engine()
     source = ReplaySource(recording_of(batches + engine.run(12)))

@@ -13,7 +13,7 @@ from kvscope.events import types as ev
 from kvscope.events.codec import encode_state
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.notable import notable
-from kvscope.events.state import EngineState, begin_batch
+from kvscope.events.state import EngineState, FullState, begin_batch
 from kvscope.events.types import Batch
 from kvscope.transport.healing import receivable
 from kvscope.transport.recording import Player, Recording
@@ -255,3 +255,49 @@ def test_held_after_reuse_and_eviction() -> None:
     state = EngineState(ref_counts=[1, 2, 0], written_slots=[4, 4, 0])
     reused = ev.BlocksReused(sequence_id="r1.0", block_ids=[0, 1], num_tokens=8)
     assert held_after(1, state, reused) == 2
+
+
+def test_watchpoints_find_the_last_change_of_a_block(player: Player, stream) -> None:
+    """Against every block's ref count, written slots and holders at every moment of a straight fold."""
+    block_ids, state = range(12), EngineState()
+    seen: dict[int, list[Place]] = {block_id: [] for block_id in block_ids}
+    released: dict[int, list[Place]] = {block_id: [] for block_id in block_ids}
+
+    def look(block_id: int) -> tuple[object, ...]:
+        return (
+            *state.ref_counts[block_id : block_id + 1],
+            *state.written_slots[block_id : block_id + 1],
+            *state.holders(block_id),
+        )
+
+    for position, whole in enumerate(stream.batches):
+        batch = receivable(copy.deepcopy(whole))
+        begin_batch(state, batch)
+        for number, event in enumerate(batch.events, 1):
+            before = [look(block_id) for block_id in block_ids]
+            state, _ = tell(state, position, batch, number - 1, number)
+            place = Place(position, number) if number < len(batch.events) else Place(position + 1)
+            for block_id in block_ids:
+                if look(block_id) != before[block_id] or isinstance(event, FullState):
+                    seen[block_id].append(place)
+                if look(block_id)[0] < (before[block_id] or (0,))[0]:
+                    released[block_id].append(place)
+    rng = random.Random(5)
+    for _ in range(60):
+        here, block_id = Place(rng.randrange(NUM_BATCHES + 1)), rng.choice(block_ids)
+        for look_back, places in ((player.back_to_block_change, seen), (player.back_to_block_release, released)):
+            player.seek(*here)
+            expected = [place for place in places[block_id] if place < here]
+            for place in reversed(expected[-4:]):
+                assert look_back(block_id)
+                assert player.place == place
+            if len(expected) <= 4:
+                assert not look_back(block_id)
+
+
+def test_watchpoints_of_a_request(player: Player, stream) -> None:
+    player.seek_end()
+    assert player.back_to_admission("r3")
+    assert player.view.log[-1].sentence == "r3 admitted"
+    assert not player.back_to_preemption("r3")
+    assert player.view.log[-1].sentence == "r3 admitted"

@@ -189,6 +189,18 @@ class DashboardApp(ActionsApp):
             if name != "grid":
                 pane.border_subtitle = Content("  ".join(others)) if one_at_a_time and name == self._front else ""
 
+    def action_watch(self, what: str) -> None:
+        """Look back from the block on show, or from the selected request."""
+        if what.startswith("block"):
+            block_id = self._block()
+            if block_id is not None:
+                self._cursor = block_id  # the next look back is at the same block
+                self.look_back(what, block_id, f"P{block_id}")
+            return
+        chosen = shown_sequence(self._frame, self._selected)
+        if chosen is not None:
+            self.look_back(what, chosen[0].request_id, chosen[0].request_id)
+
     def _block(self) -> int | None:
         return self._cursor if self._cursor is not None else latest_block(self._frame)
 

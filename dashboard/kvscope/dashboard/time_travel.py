@@ -10,6 +10,7 @@ from kvscope.dashboard.frames import Behind, Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.go_to import Destination, GoToScreen
 from kvscope.dashboard.playback import next_speed
+from kvscope.events.text import make_printable
 from kvscope.transport.source import Source, Status
 from kvscope.transport.timetravel import History, Player, ReplaySource
 
@@ -49,7 +50,21 @@ class TimeTravelApp(App[None]):
     def action_move(self, how: str) -> None:
         """Call a move of the player by name."""
         if self._player is not None:
-            self._travel(getattr(self._player, how), missing=how)
+            self._travel(getattr(self._player, how), missing=self._say_missing(how))
+
+    def _say_missing(self, how: str) -> str:
+        if how.endswith("notable"):
+            return f"no notable event {'after' if how.startswith('next') else 'before'} this one"
+        is_back = how.endswith("back")
+        if self._past is not None and not is_back:
+            return "this is where the view was frozen: L goes to the live engine"
+        return "this is the start" if is_back else "this is the end"
+
+    def look_back(self, what: str, subject: int | str, name: str) -> None:
+        """Call one of the player's reverse watchpoints."""
+        if (player := self._player) is not None:
+            call = getattr(player, f"back_to_{what}")
+            self._travel(lambda: call(subject), missing=f"no {what.replace('_', ' ')} of {name} before this moment")
 
     def action_step_back(self) -> None:
         self.action_move("step_back")
@@ -99,17 +114,13 @@ class TimeTravelApp(App[None]):
             self._travel_in_turn([call for call in calls if call is not None], missing), exit_on_error=False
         )
 
-    async def _travel_in_turn(self, calls: list[Callable[[], object]], how: str) -> None:
+    async def _travel_in_turn(self, calls: list[Callable[[], object]], missing: str) -> None:
         async with self._moving:
             moved = True
             for call in calls:
                 moved = await asyncio.to_thread(call) is not False
-        if not moved and how.endswith("notable"):
-            self.notify(
-                "no notable event " + ("after" if how.startswith("next") else "before") + " this one", timeout=2
-            )
-        elif not moved and self._past is not None and not how.endswith("back"):
-            self.notify("this is where the view was frozen: L goes to the live engine", timeout=2)
+        if not moved and missing:
+            self.notify(make_printable(missing), timeout=2, markup=False)
         self.draw_top()
 
     # --- a live engine's past ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from kvscope.transport.timetravel.signposts import Signposts
 from kvscope.transport.timetravel.survey import Survey
 from kvscope.transport.timetravel.track import FrozenTrack, Place, Track, TrackIndex
 from kvscope.transport.timetravel.walker import UnfitBatchError, Walker
+from kvscope.transport.timetravel.watch import Matches, admits, changes_block, lets_go_of, preempts
 
 MIN_SPEED, MAX_SPEED = 0.1, 100.0
 MAX_GAP_S = 1.0  # longer silences are cut: nobody wants to watch an idle engine
@@ -115,6 +116,20 @@ class Player:
         """To just after the last such event before this moment."""
         return self._move(self._signposts.notable_back)
 
+    def back_to_block_change(self, block_id: int) -> bool:
+        """To just after the last event before this one that changed the block."""
+        return self._look_back(lambda: changes_block(block_id, self._view.state))
+
+    def back_to_block_release(self, block_id: int) -> bool:
+        """To just after somebody let go of the block."""
+        return self._look_back(lambda: lets_go_of(block_id))
+
+    def back_to_admission(self, request_id: str) -> bool:
+        return self._look_back(lambda: admits(request_id))
+
+    def back_to_preemption(self, request_id: str) -> bool:
+        return self._look_back(lambda: preempts(request_id))
+
     def seek_start(self) -> None:
         self.seek(0)
 
@@ -166,6 +181,19 @@ class Player:
             if place is not None:
                 self._go(place)
             return self.place != here
+
+    def _look_back(self, make: Callable[[], Matches]) -> bool:
+        """Past the event on show, then to the last one that matches; what matches may depend on the state there."""
+        with self._changed:
+            self._is_playing = False
+            here = self.place
+            before = self._signposts.event_back(here)
+            if before is None:
+                return False
+            self._go(before)
+            found = self._signposts.last_event(before, make())
+            self._go(here if found is None else found)
+            return found is not None
 
     def _go(self, place: Place) -> None:
         place = self._clamp(place)

@@ -1,6 +1,9 @@
 """Where a step leads: the places before and after a moment. Pure lookups; None where there is nothing to go to."""
 
+from collections.abc import Callable
+
 from kvscope.events.notable import notable_places
+from kvscope.events.types import Event
 from kvscope.transport.timetravel.survey import Survey
 from kvscope.transport.timetravel.track import Place, TrackIndex
 
@@ -56,6 +59,15 @@ class Signposts:
             if places:
                 return max(places[-1], found or places[-1])
         return found
+
+    def last_event(self, limit: Place, matches: Callable[[Event], bool]) -> Place | None:
+        """Just after the last event that matches, no later than `limit`."""
+        for position in range(min(limit.position, len(self._index) - 1), -1, -1):
+            events = self._index.batch(position).events
+            for event in range(len(events) - 1, -1, -1):
+                if matches(events[event]) and (place := self.after_event(position, event)) <= limit:
+                    return place
+        return None
 
     def _notable_in(self, position: int) -> list[Place]:
         batch = self._index.batch(position)
