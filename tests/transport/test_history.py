@@ -32,7 +32,7 @@ def states_of(batches) -> list[bytes]:
     return states
 
 
-@pytest.mark.parametrize("limit", [{"max_batches": 60}, {"max_bytes": 100_000}, {}])
+@pytest.mark.parametrize("limit", [{"max_batches": 60}, {"max_bytes": 300_000}, {}])
 def test_the_past_is_bounded_and_every_moment_of_it_is_right(lab, limit) -> None:
     stream, history = lab.Stream(3), History(**limit)
     view = View(history)

@@ -202,6 +202,11 @@ def test_a_keyframe_shares_nothing_that_changes(stream) -> None:
         assert digest(before.restore()) == expected
 
 
+def test_a_keyframe_holds_any_number() -> None:
+    state = EngineState(ref_counts=[0, 300, 1], written_slots=[0, 1 << 62, 4])
+    assert Keyframe(state).restore() == state
+
+
 def test_keyframes_are_few_and_evenly_spread() -> None:
     events_before = range(0, 1_000_001, 10)
     kept = Keyframes(events_before, max_count=64, spacing=1024)

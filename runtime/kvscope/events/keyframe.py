@@ -1,7 +1,7 @@
 """Compact, independent copies of a state, to go back to later without folding everything again."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -9,20 +9,30 @@ from kvscope.events.state import EngineState, RequestState, SequenceState
 
 
 class Keyframe:
-    """A state at rest: block lists take 4 bytes per block, and nothing in it is shared with a live state.
+    """A state at rest: a byte or two per block; nothing that a fold changes is shared with a live state.
 
-    What events hand over and no fold changes afterwards (prompts, parameters) is shared.
+    Generated tokens are only ever appended to, so the live lists are kept, with their lengths of this moment: taking
+    a copy costs nothing per token, and copies of one sequence share its tokens.
     """
 
-    __slots__ = ("_bare", "_ref_counts", "_written_slots")
+    __slots__ = ("_bare", "_lengths", "_ref_counts", "_written_slots")
 
     def __init__(self, state: EngineState) -> None:
         self._ref_counts, self._written_slots = _pack(state.ref_counts), _pack(state.written_slots)
-        self._bare = _copy(state, [], [])
+        self._lengths = [(len(seq.token_ids), len(seq.pieces)) for seq in _sequences(state)]
+        self._bare = _copy(state, [], [], lambda sequence: sequence)
 
     def restore(self) -> EngineState:
         """A state of its own for whoever folds on."""
-        return _copy(self._bare, self._ref_counts.tolist(), self._written_slots.tolist())
+        lengths = iter(self._lengths)
+
+        def cut(sequence: SequenceState) -> SequenceState:
+            num_tokens, num_pieces = next(lengths)
+            sequence.token_ids = sequence.token_ids[:num_tokens]
+            sequence.pieces = sequence.pieces[:num_pieces]
+            return sequence
+
+        return _copy(self._bare, list(self._ref_counts), list(self._written_slots), cut)
 
     @property
     def epoch(self) -> bytes:
@@ -30,39 +40,42 @@ class Keyframe:
 
     @property
     def num_bytes(self) -> int:
-        """Roughly, in memory: block lists, tables and generated tokens."""
-        packed = len(self._ref_counts) * self._ref_counts.itemsize
-        packed += len(self._written_slots) * self._written_slots.itemsize
-        sequences = [seq for request in self._bare.requests.values() for seq in request.sequences]
-        return packed + sum(400 + 8 * len(seq.block_table) + 16 * len(seq.token_ids) for seq in sequences)
+        """Roughly, in memory: block lists and tables; the tokens belong to the batches that brought them."""
+        packed = sum(len(values) * getattr(values, "itemsize", 1) for values in (self._ref_counts, self._written_slots))
+        return packed + sum(500 + 8 * len(sequence.block_table) for sequence in _sequences(self._bare))
 
 
-def _pack(values: Sequence[int]) -> "array[int]":
+def _pack(values: Sequence[int]) -> Sequence[int]:
     try:
-        return array("i", values)
-    except OverflowError:  # nothing an engine would send, but a stream may say so
+        return bytes(values)
+    except ValueError:  # many sequences on one block, or large blocks
         return array("q", values)
 
 
-def _copy(state: EngineState, ref_counts: list[int], written_slots: list[int]) -> EngineState:
+def _sequences(state: EngineState) -> list[SequenceState]:
+    return [sequence for request in state.requests.values() for sequence in request.sequences]
+
+
+def _copy(
+    state: EngineState,
+    ref_counts: list[int],
+    written_slots: list[int],
+    adapt: Callable[[SequenceState], SequenceState],
+) -> EngineState:
+    """A copy with other block lists; `adapt` may change the copy of each sequence."""
     return msgspec.structs.replace(
         state,
         ref_counts=ref_counts,
         written_slots=written_slots,
-        requests={name: _copy_request(request) for name, request in state.requests.items()},
+        requests={name: _copy_request(request, adapt) for name, request in state.requests.items()},
         finished_order=state.finished_order.copy(),
         counters=msgspec.structs.replace(state.counters),
     )
 
 
-def _copy_request(request: RequestState) -> RequestState:
-    return msgspec.structs.replace(request, sequences=[_copy_sequence(sequence) for sequence in request.sequences])
-
-
-def _copy_sequence(sequence: SequenceState) -> SequenceState:
-    return msgspec.structs.replace(
-        sequence,
-        block_table=sequence.block_table.copy(),
-        token_ids=sequence.token_ids.copy(),
-        pieces=sequence.pieces.copy(),
-    )
+def _copy_request(request: RequestState, adapt: Callable[[SequenceState], SequenceState]) -> RequestState:
+    sequences = [
+        adapt(msgspec.structs.replace(sequence, block_table=sequence.block_table.copy()))
+        for sequence in request.sequences
+    ]
+    return msgspec.structs.replace(request, sequences=sequences)
