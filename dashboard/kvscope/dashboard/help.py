@@ -17,14 +17,18 @@ from kvscope.dashboard.panes import RequestsPane
 from kvscope.dashboard.prompt import PromptInput
 from kvscope.dashboard.strips import Part, make_strip, wrap_parts
 
+_PAST = ("recording", "history")
+
 
 def draw_help(glyphs: Glyphs, width: int) -> list[Strip]:
     """All keys by the place they work in, then the legend."""
     strips: list[Strip] = []
-    everywhere = [(key_names(key.keys), key.about + _needs(key.needs)) for key in KEYS]
+    everywhere = [(key_names(key.keys), key.about + _needs(key.needs)) for key in KEYS if key.needs not in _PAST]
     strips += _section(
         "Everywhere", [*everywhere, ("Ctrl+p", "Palette: every action by name"), ("Tab", "Next pane")], width
     )
+    past = [(key_names(key.keys), key.about) for key in KEYS if key.needs in _PAST]
+    strips += _section("In a recording, and in an engine's past", past, width)
     strips += _section("Block pool", _of(BlockGrid.BINDINGS), width)
     strips += _section("Requests", _of(RequestsPane.BINDINGS), width)
     strips += _section("Every pane", _of(StripPane.BINDINGS), width)
@@ -46,9 +50,7 @@ def _of(bindings: Iterable[object]) -> list[tuple[str, str]]:
 
 
 def _needs(what: str) -> str:
-    return {"engine": " (live)", "live": " (live)", "recording": " (replay, history)", "history": " (history)"}.get(
-        what, ""
-    )
+    return " (live)" if what in ("engine", "live") else ""
 
 
 def _section(title: str, rows: list[tuple[str, str]], width: int) -> list[Strip]:

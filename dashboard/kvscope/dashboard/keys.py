@@ -43,7 +43,7 @@ KEYS = (
     Key("p", "toggle_pause", "pause", "Pause or resume the engine", "engine"),
     Key("n,full_stop", "step", "step", "One batch forward in the past; one step of a paused engine", "steps"),
     Key("c", "cancel", "cancel", "Cancel the selected request", "engine"),
-    Key("space", "freeze", "freeze", "Freeze the view, to walk back; the engine goes on", "live"),
+    Key("space", "freeze", "freeze", "Freeze the view and walk in its past; the engine goes on", "live"),
     Key(
         "left_square_bracket",
         "move('previous_notable')",
