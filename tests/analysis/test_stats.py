@@ -143,6 +143,14 @@ def test_waiting_and_its_reasons(crowded: Recording) -> None:
     assert sum(record.num_preemptions for record in log.records) == measure(crowded).preemptions
 
 
+def test_waiting_without_a_reason(crowded: Recording) -> None:
+    silent = edited(crowded, lambda event: [] if isinstance(event, ev.RequestWaiting) else [event])
+    told, untold = measure(crowded).requests, measure(silent).requests
+    assert set(untold.waited_s) == {"queued", "preempted"}
+    assert untold.waited_s["preempted"] > 0
+    assert sum(untold.waited_s.values()) == pytest.approx(sum(told.waited_s.values()))
+
+
 def all_events(recording: Recording) -> list[ev.Event]:
     return [event for _, batch in recording.batches for event in batch.events]
 
