@@ -1,6 +1,6 @@
 """Opens, seeks, steps back in and plays a generated recording, and prints one table.
 
-    python benchmarks/replay.py [--events 200000] [--blocks 10000] [--seqs 64] [--keyframes 64] [--seed 0]
+    python benchmarks/replay.py [--events 200000] [--blocks 10000] [--seqs 64] [--keyframes 32] [--seed 0]
 
 The stream is made up but valid: every batch passes the auditor's checks of single events in `--check`. A workload of
 decoding sequences, two in eight of them forks of one prompt, so blocks are shared and copied on write; requests come
@@ -190,7 +190,7 @@ def quantiles(seconds: list[float]) -> str:
 
 def measure(path: Path, args: argparse.Namespace) -> None:
     """Print the table; runs in a process that has only read the file."""
-    keyframes_module.MAX_KEYFRAMES = args.keyframes
+    keyframes_module.MAX_KEYFRAME_BYTES = args.keyframes << 20
     rng = random.Random(args.seed)
     started = time.perf_counter()
     recording = read_recording(path)
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--blocks", type=int, default=10_000)
     parser.add_argument("--seqs", type=int, default=64, help="decoding at once")
-    parser.add_argument("--keyframes", type=int, default=keyframes_module.MAX_KEYFRAMES)
+    parser.add_argument("--keyframes", type=int, default=32, help="MiB for keyframes beyond the first 64")
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", action="store_true", help="audit every event while generating")

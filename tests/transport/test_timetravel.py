@@ -209,9 +209,9 @@ def test_a_keyframe_holds_any_number() -> None:
 
 def test_keyframes_are_few_and_evenly_spread() -> None:
     events_before = range(0, 1_000_001, 10)
-    kept = Keyframes(events_before, max_count=64, spacing=1024)
+    kept = Keyframes(events_before, max_count=64, max_bytes=0, spacing=1024)
     for position in range(1, len(events_before)):
-        kept.offer(position, EngineState())
+        kept.offer(position, EngineState(ref_counts=[0]))
     assert 32 <= len(kept) <= 64
     positions = [kept.nearest(position)[0] for position in range(10_000, len(events_before), 100)]
     farthest = max(
@@ -219,6 +219,14 @@ def test_keyframes_are_few_and_evenly_spread() -> None:
     )
     assert farthest * 10 <= 2 * 1_000_000 / 32
     assert kept.nearest(10) is None
+
+
+def test_small_keyframes_may_be_many() -> None:
+    events_before = range(0, 1_000_001, 10)
+    kept = Keyframes(events_before, max_count=8, max_bytes=30_000, spacing=1000)
+    for position in range(1, len(events_before)):
+        kept.offer(position, EngineState(ref_counts=[0] * 1000))
+    assert 15 <= len(kept) <= 30
 
 
 def test_the_survey_measures_and_marks(stream, moments: Moments) -> None:

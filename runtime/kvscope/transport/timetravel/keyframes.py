@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
 
-MAX_KEYFRAMES = 64
+MAX_KEYFRAMES = 64  # and more of them, as long as they are small:
+MAX_KEYFRAME_BYTES = 32 << 20
 MIN_SPACING_EVENTS = 1024
 TRAIL_EVENTS = (4096, 1024, 256, 64)  # how far before the end of a walk a copy is left, for the steps back from there
 
 
 class Keyframes:
-    """At most `max_count`, spaced by events; with one too many, every second one goes and the spacing doubles.
+    """Spaced by events; when more than `max_count` take more than `max_bytes`, every second one goes.
 
     Any thread may offer or look; whoever folds along the track offers what passes by.
     """
@@ -24,14 +25,17 @@ class Keyframes:
         *,
         given: Iterable[tuple[int, Keyframe]] = (),
         max_count: int | None = None,
+        max_bytes: int | None = None,
         spacing: int | None = None,
     ) -> None:
         self._events_before = events_before
         self._max_count = MAX_KEYFRAMES if max_count is None else max_count
+        self._max_bytes = MAX_KEYFRAME_BYTES if max_bytes is None else max_bytes
         self._spacing = MIN_SPACING_EVENTS if spacing is None else spacing
         self._lock = threading.Lock()
         self._kept = dict(given)
         self._positions = sorted(self._kept)
+        self._num_bytes = sum(keyframe.num_bytes for keyframe in self._kept.values())
         self._trail: list[tuple[int, Keyframe]] = []
 
     def __len__(self) -> int:
@@ -46,9 +50,11 @@ class Keyframes:
             if position not in self._kept:
                 insort(self._positions, position)
                 self._kept[position] = keyframe
-            while len(self._positions) > self._max_count:
+                self._num_bytes += keyframe.num_bytes
+            while len(self._positions) > self._max_count and self._num_bytes > self._max_bytes:
                 self._positions = self._positions[::2]
                 self._kept = {kept: self._kept[kept] for kept in self._positions}
+                self._num_bytes = sum(kept.num_bytes for kept in self._kept.values())
                 self._spacing *= 2
 
     def leave_trail(self, trail: list[tuple[int, Keyframe]], end: int) -> None:
