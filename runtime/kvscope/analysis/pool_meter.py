@@ -8,6 +8,18 @@ from kvscope.events import types as ev
 from kvscope.events.state import EngineState
 from kvscope.events.types import Event
 
+_TOUCHING = frozenset(
+    {
+        ev.BlocksAllocated,
+        ev.BlocksShared,
+        ev.BlocksReused,
+        ev.BlocksEvicted,
+        ev.BlocksReleased,
+        ev.BlockCopied,
+        ev.SlotsWritten,
+    }
+)
+
 
 class PoolFigures(NamedTuple):
     """The pool at one moment. Free + held + cached = all blocks; shared and what follows concern held blocks."""
@@ -26,23 +38,24 @@ class PoolMeter(Observer):
     def __init__(self) -> None:
         self.figures = PoolFigures()
         self._touched: list[int] = []
+        self._before: PoolFigures | None = None  # of the touched blocks, before the event
 
     def on_state(self, state: EngineState) -> None:
         self.figures = _figures(state, range(len(state.ref_counts)))
 
     def before_event(self, state: EngineState, event: Event) -> None:
-        self._touched = [b for b in set(_block_ids(state, event)) if b < len(state.ref_counts)]
-        if self._touched:
-            self._add(_figures(state, self._touched), -1)
+        ids = _block_ids(state, event) if type(event) in _TOUCHING else ()
+        self._touched = [b for b in (ids if len(ids) < 2 else set(ids)) if b < len(state.ref_counts)]
+        self._before = _figures(state, self._touched) if self._touched else None
 
     def after_event(self, state: EngineState, event: Event) -> None:
         if isinstance(event, ev.EngineStarted):
             self.on_state(state)
-        elif self._touched:
-            self._add(_figures(state, self._touched), 1)
-
-    def _add(self, figures: PoolFigures, sign: int) -> None:
-        self.figures = PoolFigures(*(a + sign * b for a, b in zip(self.figures, figures, strict=True)))
+        elif self._before is not None:
+            after = _figures(state, self._touched)
+            if after != self._before:
+                changes = zip(self.figures, after, self._before, strict=True)
+                self.figures = PoolFigures(*[total + new - old for total, new, old in changes])
 
 
 def block_size_of(state: EngineState) -> int:

@@ -59,20 +59,30 @@ class Walk:
     misfits: list[Misfit] = field(default_factory=list)
 
 
+class _Hooks:
+    """The observers' methods that do something: most are left out, and there are millions of events."""
+
+    def __init__(self, observers: tuple[Observer, ...]) -> None:
+        self.on_state = [o.on_state for o in observers if type(o).on_state is not Observer.on_state]
+        self.before_event = [o.before_event for o in observers if type(o).before_event is not Observer.before_event]
+        self.after_event = [o.after_event for o in observers if type(o).after_event is not Observer.after_event]
+        self.after_batch = [o.after_batch for o in observers if type(o).after_batch is not Observer.after_batch]
+
+
 def walk(recording: Recording, *observers: Observer) -> Walk:
     """Fold the recording from its beginning to its end; the recording is left as it is."""
-    result = Walk(EngineState())
+    result, hooks = Walk(EngineState()), _Hooks(observers)
     if recording.initial_state is not None:
         result.first_state = recording.initial_state
         result.state = copy.deepcopy(recording.initial_state)
-        for observer in observers:
-            observer.on_state(result.state)
+        for look_at_state in hooks.on_state:
+            look_at_state(result.state)
     last_seq = recording.initial_seq
     for seq, whole_batch in recording.batches:
         batch = receivable(whole_batch)
         has_state = any(isinstance(event, FullState) for event in batch.events)
         _note_hole(result, last_seq, seq, batch, is_marked=has_state)
-        result.is_sound = (result.is_sound or has_state) and _fold(result, seq, batch, observers)
+        result.is_sound = (result.is_sound or has_state) and _fold(result, seq, batch, hooks)
         result.num_batches += 1
         result.num_events += len(whole_batch.events)
         result.num_skipped_batches += not result.is_sound
@@ -80,22 +90,23 @@ def walk(recording: Recording, *observers: Observer) -> Walk:
     return result
 
 
-def _fold(result: Walk, seq: int, batch: Batch, observers: tuple[Observer, ...]) -> bool:
+def _fold(result: Walk, seq: int, batch: Batch, hooks: _Hooks) -> bool:
     """Fold one batch; False when it does not fit."""
     state = result.state
     try:
         begin_batch(state, batch)
         for event in batch.events:
-            for observer in observers:
-                observer.before_event(state, event)
+            for look in hooks.before_event:
+                look(state, event)
             state = result.state = apply_event(state, event)
-            for observer in observers:
-                if isinstance(event, FullState):
-                    observer.on_state(state)
-                else:
-                    observer.after_event(state, event)
-        for observer in observers:
-            observer.after_batch(seq, state)
+            if isinstance(event, FullState):
+                for look_at_state in hooks.on_state:
+                    look_at_state(state)
+            else:
+                for look in hooks.after_event:
+                    look(state, event)
+        for look_at_batch in hooks.after_batch:
+            look_at_batch(seq, state)
     except FoldError as error:
         result.misfits.append(Misfit(seq, batch.step, make_printable(" ".join(str(error).split()))))
         return False
