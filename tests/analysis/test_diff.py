@@ -35,6 +35,9 @@ def test_a_larger_pool_gives_the_same_tokens_at_another_cost(crowded: Recording)
     assert totals["steps"].a > totals["steps"].b == 12
     assert totals["steps"].ratio == pytest.approx(12 / totals["steps"].a)
     assert totals["preemptions"].b == 0
+    assert found.held_by_step_b == [6, *[6] * 2, *[9] * 4, *[12] * 4, 0]
+    assert len(found.held_by_step_a) == totals["steps"].a
+    assert max(found.held_by_step_a) <= 7
 
 
 def test_what_sharing_saves(calm: Recording) -> None:

@@ -61,7 +61,7 @@ class Total(msgspec.Struct, frozen=True):
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
-    """`same`: every request is in both, and every token is equal."""
+    """`same`: every request is in both, and every token is equal. `held_by_step`: blocks after each step's commit."""
 
     same: bool
     notes: list[str]
@@ -69,6 +69,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     only_a: list[RequestFigures]
     only_b: list[RequestFigures]
     totals: list[Total]
+    held_by_step_a: list[int]
+    held_by_step_b: list[int]
 
 
 class _Request(NamedTuple):
@@ -79,6 +81,7 @@ class _Request(NamedTuple):
 class _Side(NamedTuple):
     requests: list[_Request]
     stats: Stats
+    held_by_step: list[int]
 
 
 def diff(a: Recording, b: Recording) -> Diff:
@@ -96,6 +99,8 @@ def diff(a: Recording, b: Recording) -> Diff:
         only_a=only_a,
         only_b=only_b,
         totals=[_total(name, get(sides[0].stats), get(sides[1].stats)) for name, get in TOTALS.items()],
+        held_by_step_a=sides[0].held_by_step,
+        held_by_step_b=sides[1].held_by_step,
     )
 
 
@@ -131,7 +136,7 @@ def _read(recording: Recording) -> _Side:
     passed = walk(recording, meter, series, log, memory)
     log.finish(passed.state)
     requests = [_Request(*pair) for pair in zip(log.records, memory.costs, strict=True)]
-    return _Side(requests, summarize(recording, passed, series, log))
+    return _Side(requests, summarize(recording, passed, series, log), series.held_by_step)
 
 
 def _pair(left: list[_Request], right: list[_Request]) -> Iterator[tuple[_Request | None, _Request | None]]:

@@ -80,9 +80,9 @@ class PoolSeries(Observer):
 
     def __init__(self, meter: PoolMeter) -> None:
         self._meter = meter
-        self.num_commits = 0
+        self.held_by_step: list[int] = []  # blocks, after each commit
         self.peak_held = self.peak_cached = self.peak_saved = self.peak_unwritten = 0
-        self.sum_held = self.sum_saved = self.sum_unwritten = 0
+        self.sum_saved = self.sum_unwritten = 0
         self.sum_unwritten_share = self.peak_unwritten_share = 0.0
 
     def on_state(self, state: EngineState) -> None:
@@ -93,8 +93,7 @@ class PoolSeries(Observer):
         if state.phase != "commit":
             return
         figures = self._meter.figures
-        self.num_commits += 1
-        self.sum_held += figures.held
+        self.held_by_step.append(figures.held)
         self.sum_saved += figures.saved
         self.sum_unwritten += figures.unwritten_slots
         self.peak_unwritten = max(self.peak_unwritten, figures.unwritten_slots)
@@ -109,12 +108,12 @@ class PoolSeries(Observer):
         self.peak_saved = max(self.peak_saved, figures.saved)
 
     def figures(self, state: EngineState) -> PoolStats:
-        steps = self.num_commits or 1
+        steps = len(self.held_by_step) or 1
         return PoolStats(
             num_blocks=len(state.ref_counts),
             block_size=block_size_of(state),
             peak_held=self.peak_held,
-            mean_held=self.sum_held / steps,
+            mean_held=sum(self.held_by_step) / steps,
             peak_cached=self.peak_cached,
             peak_unwritten_slots=self.peak_unwritten,
             mean_unwritten_slots=self.sum_unwritten / steps,
