@@ -13,7 +13,7 @@ from kvscope.events import types as ev
 from kvscope.events.codec import encode_state
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.notable import notable
-from kvscope.events.state import EngineState, FullState, begin_batch
+from kvscope.events.state import EngineState, FullState, RequestState, SequenceState, begin_batch
 from kvscope.events.types import Batch
 from kvscope.transport.healing import receivable
 from kvscope.transport.recording import Player, Recording
@@ -23,6 +23,7 @@ from kvscope.transport.timetravel import keyframes as keyframes_module
 from kvscope.transport.timetravel.keyframes import Keyframes
 from kvscope.transport.timetravel.survey import Survey, held_after
 from kvscope.transport.timetravel.track import TrackIndex
+from kvscope.transport.timetravel.watch import changes_block
 
 NUM_BATCHES = 400
 
@@ -314,3 +315,22 @@ def test_watchpoints_of_a_request(player: Player, stream) -> None:
     assert player.view.log[-1].sentence == "r3 admitted"
     assert not player.back_to_preemption("r3")
     assert player.view.log[-1].sentence == "r3 admitted"
+
+
+def test_a_write_beside_a_block_does_not_change_it(stream) -> None:
+    """The block is L1 of r9.0, four slots to a block: positions 4 to 7."""
+    info = stream.batches[0].events[0].info
+    sequence = SequenceState(sequence_id="r9.0", block_table=[2, 5, 3])
+    request = RequestState(
+        request_id="r9",
+        prompt="",
+        prompt_token_ids=[],
+        prompt_pieces=[],
+        params=ev.SamplingParams(),
+        sequences=[sequence],
+    )
+    matches = changes_block(5, EngineState(info=info, requests={"r9": request}))
+    for start, stop, expected in ((0, 4, False), (3, 5, True), (7, 8, True), (8, 9, False), (0, 12, True)):
+        assert matches(ev.SlotsWritten(sequence_id="r9.0", start=start, stop=stop)) is expected
+    assert not matches(ev.SlotsWritten(sequence_id="r8.0", start=4, stop=8))
+    assert matches(ev.BlocksEvicted(block_ids=[1, 5], for_sequence_id="r1.0"))
