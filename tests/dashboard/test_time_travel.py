@@ -11,6 +11,7 @@ from kvscope.dashboard.go_to import Destination, GoToScreen, parse_destination
 from kvscope.dashboard.header import draw_banner, draw_header
 from kvscope.dashboard.playback import Moment, Usage, draw_playback, fold_columns, head_cell, stretch
 from kvscope.dashboard.timeline_bar import TimelineBar
+from kvscope.events.state import EngineState
 from kvscope.transport.recording import ReplaySource
 from kvscope.transport.source import Status, View
 from kvscope.transport.timetravel import History
@@ -251,6 +252,29 @@ async def test_pause_in_the_past_is_the_engines_own_and_cancel_waits():
         assert [name for name, _ in source.control.calls] == ["pause"]
         await pilot.press("p")
         await until(pilot, lambda: [name for name, _ in source.control.calls] == ["pause", "resume"])
+
+
+async def test_playing_the_past_ends_where_the_view_was_frozen():
+    source = live(num_steps=4)
+    async with running(source) as (app, pilot):
+        await pilot.press("space")
+        await until(pilot, lambda: "◀ HISTORY" in screen_text(app))
+        frozen_at = app._player.length
+        await pilot.press("space")
+        await until(pilot, lambda: "where the view was frozen" in screen_text(app), "there is nothing to play yet")
+        await pilot.press("home", "space")
+        source.feed(source.engine.step())
+        await until(pilot, lambda: app._player.position == frozen_at and not app._player.playing, "played")
+        assert "◀ HISTORY" in screen_text(app)
+
+
+async def test_another_engine_life_is_not_counted_from():
+    source = live(num_steps=4)
+    async with running(source) as (app, pilot):
+        await pilot.press("space")
+        await until(pilot, lambda: "◀ HISTORY" in screen_text(app))
+        source.view.replace_state(EngineState(epoch=b"another"), 3)
+        await until(pilot, lambda: "another one runs now" in screen_text(app))
 
 
 async def test_nothing_to_walk_in_says_so():

@@ -43,9 +43,13 @@ class TimeTravelApp(App[None]):
 
     def action_play(self) -> None:
         """Play or pause; at the end of a recording, play again from its start."""
-        if (player := self._player) is not None:
-            again = self._past is None and not player.playing and player.position >= player.length
-            self._travel(player.seek_start if again else player.toggle, player.toggle if again else None)
+        if (player := self._player) is None:
+            return
+        ended = not player.playing and player.position >= player.length
+        if ended and self._past is not None:
+            self.notify(self._say_missing("play"), timeout=2)
+        else:
+            self._travel(player.seek_start if ended else player.toggle, player.toggle if ended else None)
 
     def action_move(self, how: str) -> None:
         """Call a move of the player by name."""
@@ -155,12 +159,13 @@ class TimeTravelApp(App[None]):
 
     def with_distance(self, frame: Frame) -> Frame:
         """A picture of the past, with how far it is behind the engine; any other as it is."""
-        if frame.status is not Status.HISTORY:
+        past = self._past
+        if frame.status is not Status.HISTORY or past is None:
             return frame
         view = self._source.view
         with view.lock:
             state, seq, status = view.state, view.last_seq, view.status
-            same_life = self._past is not None and state.epoch == self._past.view.state.epoch
+            same_life = state.epoch == past.view.state.epoch
             elapsed_ns = state.time_ns - frame.time_ns if same_life else None
             num_batches = seq - frame.seq if same_life and seq is not None and frame.seq is not None else None
         return frame._replace(behind=Behind(elapsed_ns, num_batches, status))
