@@ -79,8 +79,8 @@ def test_the_card_states_the_loss_that_the_log_ends_with():
     card = (MODEL_DIR / "MODEL_CARD.md").read_text()
     (stated,) = re.findall(r"^\| 512 tokens \| ([\d.]+) \|", card, re.MULTILINE)
     assert float(stated) == shipped["held_out_loss"]
-    # Rounding to half precision costs next to nothing, so the shipped loss is the best of the curve.
-    assert shipped["held_out_loss"] == pytest.approx(min(row["held_out_loss"] for row in curve), abs=0.005)
+    # Rounding to half precision costs next to nothing, so the shipped loss is the last of the curve.
+    assert shipped["held_out_loss"] == pytest.approx(curve[-1]["held_out_loss"], abs=0.005)
 
 
 def test_it_predicts_unseen_verse_far_better_than_chance(tokenizer, model):
