@@ -3,6 +3,7 @@
 The models are tiny and random; prompts are longer than every sliding window.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
+from kvscope.engine.build import prepare
 from kvscope.engine.config import EMBEDDED_MODEL, ConfigError, EngineConfig
 from kvscope.engine.model_hub import resolve_model
-from kvscope.engine.model_loader import load_model
+from kvscope.engine.model_loader import LoadedModel, load_model
 from kvscope.events.types import SamplingParams
 from kvscope.kernels.backend import get_backend
 
@@ -205,6 +208,58 @@ def test_a_directory_without_config_or_tokenizer(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
     with pytest.raises(ConfigError, match="has no usable tokenizer"):
         load_model(EngineConfig(model=str(tmp_path)), get_backend("torch"))
+
+
+def test_a_missing_weight_is_not_made_up(tmp_path: Path) -> None:
+    """transformers fills the gap with random numbers; greedy output then differs from run to run."""
+    save(transformers.LlamaConfig(**SMALL), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"weights are missing: model\.layers\.1\.self_attn\.q_proj\.weight"):
+        load_model(EngineConfig(model=str(tmp_path)), get_backend("torch"))
+
+
+def test_nan_weights_are_refused(tmp_path: Path) -> None:
+    save(transformers.LlamaConfig(**SMALL), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"].fill_(float("nan"))
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match="logits that are not finite"):
+        load_model(EngineConfig(model=str(tmp_path)), get_backend("torch"))
+
+
+def test_code_in_a_model_directory_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(transformers.LlamaConfig(**SMALL), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.E", "AutoModelForCausalLM": "evil.M"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # what a user might answer, were he asked
+    with pytest.raises(ConfigError):
+        load_model(EngineConfig(model=str(tmp_path)), get_backend("torch"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pool_larger_than_memory_is_refused_with_the_numbers(tiny: LoadedModel) -> None:
+    config = EngineConfig(num_gpu_blocks_override=1 << 24, block_size=64)
+    with pytest.raises(ConfigError, match=r"a pool of 16777216 blocks takes 3072\.0 GiB, .* GiB are free on cpu"):
+        prepare(config, loaded=tiny)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_size": 0}, "--block-size must be at least 1"),
+        ({"block_size": 10**10}, "--block-size is at most 65536"),
+        ({"seed": 1 << 64}, "--seed is a whole number from 0"),
+        ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization is a share"),
+        ({"max_model_len": 0}, "--max-model-len must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**changes)
 
 
 def test_weights_cut_in_half(tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def test_a_wrong_option_says_what_is_right(word: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_stop_string_may_hold_line_breaks() -> None:
+    assert parse_options(["stop=\n\n"]).stop == ("\n\n",)
+    assert parse_options(["stop=the\n"]).stop == ("the\n",)
+
+
 def test_stop_strings_may_be_repeated() -> None:
     assert parse_options(["stop=a", "stop=b"]).stop == ("a", "b")
 

@@ -5,7 +5,9 @@ Heavy modules (torch above all) are imported inside the command that needs them:
 """
 
 import contextlib
+import errno
 import importlib.metadata
+import io
 import os
 import sys
 import warnings
@@ -118,6 +120,10 @@ def run_command_line(arguments: Sequence[str]) -> int:
         _discard_stdout()
         return ExitCode.FAILURE  # quietly, as typer does where it writes itself
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            _discard_stdout()
+            print("kvscope: cannot write the output: no space left", file=sys.stderr)
+            return ExitCode.FAILURE
         if not _is_users(error):
             raise
         print(f"kvscope: {_message(error)}", file=sys.stderr)
@@ -154,6 +160,8 @@ def main() -> None:
     """Entry point of the `kvscope` command. Python's warnings are for developers (python -W), not for users."""
     if sys.stdout is None:  # started with its output closed
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the life of the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a narrow encoding must not end a run
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     sys.exit(run_command_line(sys.argv[1:]))

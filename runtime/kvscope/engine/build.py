@@ -1,5 +1,6 @@
 """From a configuration to an engine: loads the model, sizes the pool, checks what cannot work."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,7 +15,8 @@ from kvscope.events.types import MAX_NUM_BLOCKS, EngineInfo
 from kvscope.kernels.backend import AttentionBackend, check_block_size, get_backend
 from kvscope.transport.publisher import EventSink
 
-CPU_POOL_BYTES = 1 << 30  # without a flag, the pool takes at most this much of a CPU's memory
+GIB = 1 << 30
+CPU_POOL_BYTES = GIB  # without a flag, the pool takes at most this much of a CPU's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,19 @@ def _num_blocks(config: EngineConfig, model: LoadedModel, block_bytes: int, max_
         )
     if wanted > MAX_NUM_BLOCKS:
         raise ConfigError(f"--num-gpu-blocks-override {wanted}: at most {MAX_NUM_BLOCKS} blocks can be shown")
+    if wanted * block_bytes > (room := _free_bytes(model.model.device)):
+        raise ConfigError(
+            f"a pool of {wanted} blocks takes {wanted * block_bytes / GIB:.1f} GiB, {room / GIB:.1f} GiB are free on "
+            f"{model.model.device}; lower --num-gpu-blocks-override or --block-size"
+        )
     return wanted
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that a pool could take, at the most."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _available_bytes(config: EngineConfig, device: torch.device) -> int:

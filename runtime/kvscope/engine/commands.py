@@ -34,7 +34,9 @@ def run(
     record: Path | None,
     force: bool,
 ) -> int:
-    """Run prompts headless through the engine and print what they became. Exit code 1: the audit found something.
+    """Run prompts headless through the engine and print what they became.
+
+    The exit code is 1 when the audit found something, or the recording stopped early.
 
     Raises:
         ConfigError: a setting or prompt that cannot work.
@@ -44,6 +46,7 @@ def run(
     sink = TeeSink([audit])
     engine = build_engine(prepare(config, name="run"), sink)
     requests = [_submit(engine, f"r{number}", prompt, params) for number, prompt in enumerate(prompts, 1)]
+    recorder: Recorder | None = None
     with contextlib.ExitStack() as stack:
         if record is not None:  # only now: a prompt that is refused must not cost an older recording
             recorder = stack.enter_context(contextlib.closing(Recorder(record, force=force)))
@@ -58,7 +61,7 @@ def run(
     problems = list(dict.fromkeys([*engine.check_integrity(), *(f.message for f in audit.auditor.findings)]))
     print_report = json_report if as_json else text_report
     sys.stdout.write(print_report(engine, requests, problems) + "\n")
-    return 1 if problems else 0
+    return 1 if problems or (recorder is not None and recorder.error is not None) else 0
 
 
 def serve(

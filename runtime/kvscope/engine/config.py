@@ -6,6 +6,7 @@ from typing import Literal
 
 EMBEDDED_MODEL = "tiny-shakespeare"
 
+MAX_BLOCK_SIZE = 1 << 16
 DEFAULT_MAX_MODEL_LEN = 4096  # where the model names no limit, or one beyond what a small pool can hold
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -50,6 +51,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"--seed is a whole number from 0 to {(1 << 63) - 1}, not {self.seed}")
+        if self.block_size > MAX_BLOCK_SIZE:
+            raise ConfigError(f"--block-size is at most {MAX_BLOCK_SIZE}, not {self.block_size}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"--gpu-memory-utilization is a share above 0, up to 1, not {self.gpu_memory_utilization}"

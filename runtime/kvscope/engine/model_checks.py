@@ -17,6 +17,19 @@ _NUM_PROBE_TOKENS = 23
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.15, torch.bfloat16: 0.6}
 
 
+def check_complete(report: dict[str, Any], name: str) -> None:
+    """Every weight of the model must come from the checkpoint. transformers fills gaps with random numbers.
+
+    Raises:
+        ConfigError: weights are missing or have another shape; the first ones are named.
+    """
+    for what, key in (("missing", "missing_keys"), ("of another shape", "mismatched_keys")):
+        names = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get(key) or ())
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise ConfigError(f"{name}: weights are {what}: {shown}; the checkpoint does not fit its config.json")
+
+
 def observe_layers(model: Any) -> dict[int, LayerGeometry]:
     """Each layer's KV geometry, as seen by the attention function in one forward pass.
 
@@ -34,7 +47,7 @@ def observe_layers(model: Any) -> dict[int, LayerGeometry]:
                 f"{_architecture(model)} does not pass keyword arguments on to attention: {error}"
             ) from None
     expected = model.config.get_text_config(decoder=True).num_hidden_layers
-    if len(probe.layers) != expected:
+    if not probe.layers or len(probe.layers) != expected:
         raise ConfigError(
             f"{_architecture(model)}: {len(probe.layers)} of {expected} layers go through transformers' "
             "AttentionInterface; the others keep state that is not paged KV"
@@ -62,6 +75,8 @@ def verify_paged(model: Any, layers: dict[int, LayerGeometry], backend: Attentio
     sequence.block_table = [5, 0, 3, 7, 1, 6]
     for start, stop in ((0, 6), (6, 22), (22, 23)):
         logits = runner.run([Extent(sequence, start, stop)], [])
+    if not torch.isfinite(expected).all():
+        raise ConfigError(f"{_architecture(model)} gives logits that are not finite; its weights or --dtype are broken")
     difference = (logits["probe.0"] - expected).abs().max().item()
     limit = _TOLERANCE[model.dtype] * max(1.0, expected.abs().max().item() / 10)
     if not difference <= limit:

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from kvscope.engine import attention
 from kvscope.engine.attention import LayerGeometry
 from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig
-from kvscope.engine.model_checks import check_windows, observe_layers, position_limit, verify_paged
+from kvscope.engine.model_checks import check_complete, check_windows, observe_layers, position_limit, verify_paged
 from kvscope.engine.model_hub import explain_failure, resolve_model
 from kvscope.kernels.backend import AttentionBackend
 
@@ -77,7 +77,7 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 def _load_tokenizer(source: str, name: str) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its parsers do
         raise ConfigError(explain_failure(error, source, name, "tokenizer")) from None
 
@@ -85,11 +85,14 @@ def _load_tokenizer(source: str, name: str) -> Any:
 def _load_weights(source: str, config: EngineConfig, device: torch.device) -> Any:
     try:
         dtype = _choose_dtype(source, config, device)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, trust_remote_code=False, output_loading_info=True
+        )
     except ConfigError:
         raise
     except Exception as error:  # as above
         raise ConfigError(explain_failure(error, source, config.model, "model")) from None
+    check_complete(report, config.model)
     _choose_num_threads(model)
     return model.to(device).eval()
 
@@ -107,7 +110,7 @@ def _choose_dtype(source: str, config: EngineConfig, device: torch.device) -> to
         return getattr(torch, config.dtype)  # type: ignore[no-any-return]
     if device.type == "cpu":
         return torch.float32
-    own = getattr(AutoConfig.from_pretrained(source), "dtype", None)
+    own = getattr(AutoConfig.from_pretrained(source, trust_remote_code=False), "dtype", None)
     return own if isinstance(own, torch.dtype) else torch.float16
 
 

@@ -12,11 +12,11 @@ import msgspec
 from kvscope.events.types import SamplingParams
 
 OPTION_NAMES = tuple(SamplingParams.__struct_fields__)
-_OPTION_WORD = re.compile(r"^([A-Za-z_]+)=(.*)$")
+_OPTION_WORD = re.compile(r"([A-Za-z_]+)=(.*)", re.DOTALL)
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _LIMITS: dict[str, tuple[float, float, str]] = {
     "n": (1, 64, "a whole number from 1 to 64"),
-    "max_tokens": (1, 1 << 20, "a whole number from 1"),
+    "max_tokens": (1, 1 << 20, "a whole number from 1 to 1048576"),
     "temperature": (0.0, 100.0, "a number from 0 (greedy) to 100"),
     "top_k": (0, 1 << 24, "a whole number; 0 keeps every token"),
     "top_p": (1e-6, 1.0, "a number above 0, up to 1"),
@@ -42,7 +42,7 @@ def parse_options(words: Sequence[str], defaults: SamplingParams | None = None) 
     """
     values: dict[str, object] = {}
     for word in words:
-        match = _OPTION_WORD.match(word)
+        match = _OPTION_WORD.fullmatch(word)
         if match is None:
             raise OptionError(f"{word!r} is not key=value; options are {', '.join(OPTION_NAMES)}", word)
         name, text = match.groups()

@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import Any, Protocol
 
 import zmq
@@ -18,6 +17,7 @@ from kvscope.events.codec import DecodeError
 from kvscope.events.options import OptionError, make_params
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
+from kvscope.transport.outbox import Delivery, Outbox
 from kvscope.transport.publisher import Publisher, SnapshotUnavailable
 from kvscope.transport.requests import (
     MAX_REQUEST_ID_CHARS,
@@ -43,14 +43,6 @@ IDLE_POLL_MS = 100
 BLOCKED_POLL_MS = 5
 
 
-class Delivery(Enum):
-    """What became of a frame: on its way, the client's pipe is full, or there is no such client any more."""
-
-    SENT = "sent"
-    FULL = "full"
-    GONE = "gone"
-
-
 class ControlHandler(Protocol):
     """What the engine does on request. Calls come from the control thread and must return at once.
 
@@ -59,7 +51,6 @@ class ControlHandler(Protocol):
 
     def submit(self, prompt: str, params: SamplingParams, request_id: str | None) -> str:
         """The request's id."""
-        ...
 
     def cancel(self, request_id: str) -> None: ...
     def pause(self) -> None: ...
@@ -84,6 +75,7 @@ class ControlServer:
         self.num_refused_frames = 0
         self._publisher, self._handler, self._read_only = publisher, handler, read_only
         self._replays: dict[bytes, _Replay] = {}
+        self._outbox = Outbox(self._send)
         self._closing = threading.Event()
         self._ops: dict[Op, Callable[[dict[str, Any]], dict[str, Any]]] = {
             Op.SNAPSHOT: self._snapshot,
@@ -118,7 +110,10 @@ class ControlServer:
             while not self._closing.is_set():
                 if self._socket.poll(poll_ms):
                     self._receive()
+                self._outbox.flush()
                 poll_ms = self._advance_replays()
+                if self._outbox:
+                    poll_ms = min(poll_ms, BLOCKED_POLL_MS)
         finally:
             self._socket.close()
             self._context.term()
@@ -147,7 +142,7 @@ class ControlServer:
         except Exception as error:
             logger.exception("a control request failed")
             reply = encode_reply(request_id, ok=False, error=f"the engine failed to answer: {one_line(error)}")
-        self._send(client, reply)
+        self._outbox.put(client, reply)
 
     def _parse_op(self, fields: dict[str, Any]) -> Op:
         name = fields.get("op")
