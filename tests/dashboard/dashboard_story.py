@@ -144,7 +144,6 @@ class StoryEngine:
         self.events.append(
             ev.StepScheduled(
                 sequence_ids=[seq.name for seq, _ in work], num_scheduled_tokens=[count for _, count in work],
-                num_running_requests=len(self.running), num_waiting_requests=len(self.waiting),
             )
         )  # fmt: skip
         batches = self._flush("plan")
