@@ -104,7 +104,7 @@ def test_a_typed_prompt_shares_blocks_and_copies_on_write(
         tmux.keys("3")
     tmux.wait_for(lambda screen: re.search(r"P0 .*refs 2 +(= r1\.1|= r1\.0)", screen), "P0 with ref count 2")
     if (columns, rows) == (80, 24):
-        tmux.keys("4")
+        tmux.keys("5")
     tmux.wait_for(lambda screen: "copy-on-write" in screen, "a copy-on-write in the ticker")
     tmux.keys("q")
     assert tmux.exit_code() == 0
