@@ -124,11 +124,11 @@ class PoolSeries(Observer):
         )
 
 
-def measure(recording: Recording, *others: Observer) -> Stats:
-    """One pass over the recording; `others` are shown it too."""
+def measure(recording: Recording) -> Stats:
+    """One pass over the recording."""
     meter = PoolMeter()
     series, log = PoolSeries(meter), RequestLog()
-    passed = walk(recording, meter, series, log, *others)
+    passed = walk(recording, meter, series, log)
     log.finish(passed.state)
     return summarize(recording, passed, series, log)
 
