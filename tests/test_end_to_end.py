@@ -145,7 +145,7 @@ def test_cancel_and_pause_over_the_wire() -> None:
         wait_until(lambda: client.view.state.step == step + 3 and client.view.state.phase == "commit")
         assert client.cancel(request_id).result(PATIENCE_S).ok
         wait_until(lambda: finished(client, [request_id]))
-        assert client.view.state.num_free_blocks() == 64
+        assert client.view.state.num_free_blocks() + client.view.state.num_cached_blocks() == 64
         assert client.view.state.step == step + 3
         refusal = client.submit("x " * 400, {}).result(PATIENCE_S)
         assert not refusal.ok
