@@ -56,12 +56,14 @@ class Tmux:
         return screen
 
     def exit_code(self) -> int:
-        """Wait for the command to end."""
+        """Wait for the command to end; negative for the signal that ended it."""
         deadline = time.monotonic() + PATIENCE_S
-        while not (code := self("display", "-p", "-t", "s", "#{?pane_dead,#{pane_dead_status},}").strip()):
+        dead = ("display", "-p", "-t", "s", "#{pane_dead},#{pane_dead_status},#{pane_dead_signal}")
+        while not (state := self(*dead)).startswith("1"):
             assert time.monotonic() < deadline, f"never ended; the screen is:\n{self.screen()}"
             time.sleep(0.05)
-        return int(code)
+        _, status, signal_number = state.strip().split(",")
+        return int(status) if status else -int(signal_number or 99)
 
     def close(self) -> None:
         subprocess.run([*self._base, "kill-server"], check=False, capture_output=True)

@@ -130,8 +130,10 @@ def test_snapshot_equals_the_fold_up_to_its_number(lab) -> None:
     with pytest.raises(SnapshotUnavailable):
         served.publisher.snapshot()
     seen = set()
-    for _ in range(100):
+    for number in range(100):
         served.publish(3)
+        if number % 5 == 0:
+            served.drain()  # so that the snapshots are not all of one moment
         if served.publisher.last_seq is None:
             continue
         snapshot = served.publisher.snapshot()
@@ -218,7 +220,8 @@ def test_a_subscriber_that_does_not_read_slows_nobody(lab) -> None:
     lab.wait_live(client, served)
     pause = Batch(epoch=served.stream.epoch, step=9, phase="control", time_ns=1, events=(ev.EnginePaused(),) * 20)
     for _ in range(8_000):
-        lab.wait_until(lambda: served.publish_batch(pause))
+        lab.wait_until(lambda: not served.publisher._queue.full())
+        assert served.publish_batch(pause)
     served.publisher.take_dropped()
     served.drain()
     assert served.publisher.last_seq == 8_004
