@@ -212,7 +212,8 @@ def test_run_prints_the_json_contract(kvscope: Kvscope) -> None:
             assert (len(sequence["token_ids"]), sequence["finish_reason"]) == (6, "length")
     memory = report["memory"]
     assert set(memory) == {"num_blocks", "block_size", "free", "held", "cached", "copies", "preemptions"}
-    assert (memory["block_size"], memory["held"], memory["free"]) == (4, 0, memory["num_blocks"])
+    assert (memory["block_size"], memory["held"]) == (4, 0)
+    assert memory["free"] + memory["cached"] == memory["num_blocks"]
     assert memory["copies"] >= 1
     assert report["audit"] == {"ok": True, "findings": []}
 
