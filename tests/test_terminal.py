@@ -25,6 +25,8 @@ class Tmux:
 
     def __init__(self, socket: Path, columns: int, rows: int, command: str, env: dict[str, str]) -> None:
         self._base = ["tmux", "-S", str(socket), "-f", "/dev/null"]
+        self._exit_file = socket.with_suffix(".exit")
+        command = f"{command}; echo $? > {self._exit_file}"
         subprocess.run(
             [*self._base, "new-session", "-d", "-s", "s", "-x", str(columns), "-y", str(rows), command],
             check=True,
@@ -56,14 +58,12 @@ class Tmux:
         return screen
 
     def exit_code(self) -> int:
-        """Wait for the command to end; negative for the signal that ended it."""
+        """Wait for the command to end. Its shell writes the code down: tmux 3.3 does not always know it."""
         deadline = time.monotonic() + PATIENCE_S
-        dead = ("display", "-p", "-t", "s", "#{pane_dead},#{pane_dead_status},#{pane_dead_signal}")
-        while not (state := self(*dead)).startswith("1"):
+        while not (self._exit_file.exists() and (code := self._exit_file.read_text().strip())):
             assert time.monotonic() < deadline, f"never ended; the screen is:\n{self.screen()}"
             time.sleep(0.05)
-        _, status, signal_number = state.strip().split(",")
-        return int(status) if status else -int(signal_number or 99)
+        return int(code)
 
     def close(self) -> None:
         subprocess.run([*self._base, "kill-server"], check=False, capture_output=True)
