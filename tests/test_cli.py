@@ -302,6 +302,18 @@ def test_interrupted_run_is_130(kvscope: Kvscope) -> None:
     assert (process.returncode, output, errors) == (130, "", "")
 
 
+def test_a_terminated_run_prints_what_it_has(kvscope: Kvscope, tmp_path: Path) -> None:
+    recording = tmp_path / "run.mcap"
+    process = kvscope.start("run", *PROMPT, "n=8", "max_tokens=900", "ignore_eos=true", "--record", str(recording))
+    wait_until(lambda: recording.exists() and recording.stat().st_size > 4_000, 60)  # some steps were made
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "O Romeo" in output
+    assert errors == "kvscope: terminated; this is what was done until then\n"
+    assert kvscope("check", str(recording)).code == 0
+
+
 def test_replay_in_a_terminal(kvscope: Kvscope, recording: Path) -> None:
     session = kvscope.in_terminal("replay", str(recording))
     session.wait_for("REPLAY")

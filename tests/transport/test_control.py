@@ -63,6 +63,15 @@ def dealer(lab) -> Iterator[Dealer]:
     made.close()
 
 
+@pytest.fixture
+def req(dealer: Dealer) -> "zmq.Socket[bytes]":
+    """A REQ socket as other tools use it; closed with the dealer's context."""
+    socket = dealer.context.socket(zmq.REQ)
+    socket.setsockopt(zmq.RCVTIMEO, 20_000)
+    socket.connect(dealer.address)
+    return socket
+
+
 def test_ping_and_snapshot(lab, dealer: Dealer) -> None:
     served = lab.serve()
     assert dealer.ask("ping")["last_seq"] is None
@@ -106,11 +115,12 @@ REFUSED = {
     "float for a whole number": ("submit", {"prompt": "x", "options": {"n": 1.5}}, "sampling options"),
     "boolean for a number": ("submit", {"prompt": "x", "options": {"seed": True}}, "whole number"),
     "stop is a map": ("submit", {"prompt": "x", "options": {"stop": {}}}, "stop takes"),
-    "id too long": ("submit", {"prompt": "x", "request_id": "r" * 129}, "limit is 128"),
+    "id too long": ("submit", {"prompt": "x", "request_id": "r" * 65}, "limit is 64"),
     "id is a number": ("cancel", {"request_id": 5}, "request_id must be a string"),
     "no steps": ("step", {}, "num_steps must be"),
     "negative steps": ("step", {"num_steps": -1}, "num_steps must be"),
     "boolean steps": ("step", {"num_steps": True}, "num_steps must be"),
+    "too many steps": ("step", {"num_steps": 10_001}, "from 1 to 10000"),
     "replay from nowhere": ("replay", {}, "seq must be"),
     "replay from before the start": ("replay", {"seq": -1}, "seq must be"),
     "replay from text": ("replay", {"seq": "0"}, "seq must be"),
@@ -130,7 +140,7 @@ def test_one_line_of_refusal(name: str, lab, dealer: Dealer) -> None:
     assert dealer.ask("ping")["ok"] is True
 
 
-def test_frames_that_nobody_can_answer_are_counted(lab, dealer: Dealer) -> None:
+def test_frames_that_are_no_request_are_refused_and_counted(lab, dealer: Dealer) -> None:
     served = lab.serve()
     frames = [
         b"",
@@ -147,9 +157,32 @@ def test_frames_that_nobody_can_answer_are_counted(lab, dealer: Dealer) -> None:
     ]
     for frame in frames:
         dealer.socket.send(frame)
-    dealer.socket.send_multipart([b"", msgpack.packb({"id": 1, "op": "ping"})])
+    dealer.socket.send_multipart([b"x", msgpack.packb({"id": 1, "op": "ping"})])
+    for _ in range(len(frames) + 1):
+        reply = dealer.receive()
+        assert (reply["id"], reply["ok"]) == (None, False)
+        assert str(reply["error"]).isprintable()
     assert dealer.ask("ping")["ok"] is True
     assert served.control.num_refused_frames == len(frames) + 1
+
+
+def test_a_req_client_gets_one_answer_to_each_request(lab, req: "zmq.Socket[bytes]") -> None:
+    """A REQ socket that gets no answer, or more than one, can never be used again (vLLM 45174)."""
+    served = lab.serve()
+    served.publish(10)
+    served.drain()
+
+    def ask(frame: bytes) -> dict[str, object]:
+        req.send(frame)
+        return msgpack.unpackb(req.recv())
+
+    assert ask(msgpack.packb({"id": 1, "op": "snapshot"}))["seq"] == 9
+    reply = ask(msgpack.packb({"id": 2, "op": "replay", "seq": 0}))
+    assert (reply["ok"], "DEALER" in str(reply["error"])) == (False, True)
+    assert ask(b"\xc1")["ok"] is False
+    req.send_multipart([b"two", b"frames"])
+    assert "one frame, not 2" in msgpack.unpackb(req.recv())["error"]
+    assert ask(msgpack.packb({"id": 3, "op": "ping"}))["last_seq"] == 9
 
 
 def test_random_frames(lab, dealer: Dealer) -> None:

@@ -4,6 +4,7 @@ import copy
 import os
 import random
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -256,6 +257,21 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(lab) -> None:
     recorder.close()
     recorder.close()
     assert served.publisher.snapshot().seq == 99
+
+
+def test_only_a_file_can_be_recorded_to(tmp_path: Path) -> None:
+    """Opening a pipe that nobody reads would make the engine wait for a reader."""
+    unread, read, sock = (tmp_path / name for name in ("unread", "read", "socket"))
+    os.mkfifo(unread)
+    os.mkfifo(read)
+    reader = os.open(read, os.O_RDONLY | os.O_NONBLOCK)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(sock))
+        for path in (unread, read, sock, tmp_path):
+            with pytest.raises(RecordingError, match=r"not a file|Is a directory") as refusal:
+                Recorder(path, force=True)
+            assert "\n" not in str(refusal.value)
+    os.close(reader)
 
 
 def test_a_deleted_file_is_reported(lab, tmp_path: Path, batches: list) -> None:

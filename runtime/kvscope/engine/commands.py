@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from kvscope.transport.endpoints import Endpoints, parse_listen
 from kvscope.transport.publisher import Publisher
 from kvscope.transport.recording import Recorder
 
+_SIGNAL_WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+
 
 def run(
     config: EngineConfig,
@@ -36,7 +38,8 @@ def run(
 ) -> int:
     """Run prompts headless through the engine and print what they became.
 
-    The exit code is 1 when the audit found something, or the recording stopped early.
+    The exit code is 1 when the audit found something, or the recording stopped early. SIGTERM and SIGHUP end it after
+    the step under way; what there is by then is printed, and the exit code is the shell's for that signal.
 
     Raises:
         ConfigError: a setting or prompt that cannot work.
@@ -53,14 +56,20 @@ def run(
             publisher = stack.enter_context(contextlib.closing(Publisher("inproc://run", recorder=recorder)))
             sink.add(publisher, audit.batches)
         audit.keep_no_more()
-        try:
-            while engine.has_work():
-                engine.step()
-        finally:
-            engine.stop("run ended")
+        signals: list[signal.Signals] = []
+        with _on_signals(signals.append, signal.SIGTERM, signal.SIGHUP):
+            try:
+                while engine.has_work() and not signals:
+                    engine.step()
+            finally:
+                engine.stop(_SIGNAL_WORDS[signals[0]] if signals else "run ended")
     problems = list(dict.fromkeys([*engine.check_integrity(), *(f.message for f in audit.auditor.findings)]))
     print_report = json_report if as_json else text_report
     sys.stdout.write(print_report(engine, requests, problems) + "\n")
+    if signals:
+        sys.stdout.flush()
+        sys.stderr.write(f"kvscope: {_SIGNAL_WORDS[signals[0]]}; this is what was done until then\n")
+        return 128 + signals[0]
     return 1 if problems or (recorder is not None and recorder.error is not None) else 0
 
 
@@ -95,7 +104,7 @@ def serve(
             engine.pause()
         service = EngineService(engine, max_steps_per_second=max_steps_per_second)
         stack.enter_context(contextlib.closing(ControlServer(endpoints.control, publisher, service)))
-        with _stop_on_signal(service):
+        with _on_signals(lambda number: service.stop(_SIGNAL_WORDS[number]), *_SIGNAL_WORDS):
             _announce(engine, endpoints, record)
             service.run()
     return 0
@@ -115,13 +124,12 @@ def _submit(engine: Engine, request_id: str, prompt: str, params: SamplingParams
 
 
 @contextlib.contextmanager
-def _stop_on_signal(service: EngineService) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP end the step under way, then the engine."""
-    names = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+def _on_signals(handle: Callable[[signal.Signals], None], *signals: signal.Signals) -> Iterator[None]:
+    """Call `handle` between two bytecodes of the block when one of the signals comes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, lambda n, _: service.stop(names[signal.Signals(n)])) for number in names}
+    previous = {number: signal.signal(number, lambda n, _: handle(signal.Signals(n))) for number in signals}
     try:
         yield
     finally:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 
 from kvscope.engine.engine import Engine, RequestRefusedError
 from kvscope.events.types import SamplingParams
-from kvscope.transport.requests import ControlRefused
+from kvscope.transport.requests import MAX_REQUEST_ID_CHARS, MAX_STEPS, ControlRefused
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_:-]{1,64}")
-MAX_STEPS_AT_ONCE = 10_000
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9_:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 MAX_WAITING_REQUESTS = 4_096
 IDLE_WAIT_S = 0.2
 
@@ -78,8 +77,8 @@ class EngineService:
 
     def step(self, num_steps: int) -> None:
         """Run exactly that many steps of a paused engine; fewer if the work ends before."""
-        if not 1 <= num_steps <= MAX_STEPS_AT_ONCE:
-            raise ControlRefused(f"steps at once: 1 to {MAX_STEPS_AT_ONCE}, not {num_steps}")
+        if not 1 <= num_steps <= MAX_STEPS:
+            raise ControlRefused(f"steps at once: 1 to {MAX_STEPS}, not {num_steps}")
         if not self._pause_wanted:
             raise ControlRefused("the engine is running; pause it first")
         self._commands.put(lambda: self._allow(num_steps))
@@ -150,7 +149,7 @@ class EngineService:
             if wanted is None:
                 wanted = next(name for name in map("r{}".format, self._numbers) if not self._is_taken(name))
             elif not _REQUEST_ID.fullmatch(wanted):
-                raise ControlRefused("a request id is 1 to 64 letters, digits, '_', '-' or ':'")
+                raise ControlRefused(f"a request id is 1 to {MAX_REQUEST_ID_CHARS} letters, digits, '_', '-' or ':'")
             elif self._is_taken(wanted):
                 raise ControlRefused(f"a request {wanted} exists already")
             self._queued_ids.add(wanted)

@@ -43,7 +43,7 @@ def decode_batch(payload: bytes, *, printable: bool = False) -> DecodedBatch:
     Raises:
         DecodeError: not MessagePack, too large, or not shaped like a batch.
     """
-    fields = _unpack(payload, MAX_BATCH_BYTES, printable=printable)
+    fields = unpack(payload, MAX_BATCH_BYTES, printable=printable)
     if not isinstance(fields, list) or len(fields) < 5 or not isinstance(fields[4], list):
         raise DecodeError("not an event batch: expected [epoch, step, phase, time_ns, events]")
     if len(fields[4]) > MAX_EVENTS_PER_BATCH:
@@ -66,7 +66,7 @@ def encode_state(state: EngineState) -> bytes:
 
 def decode_state(payload: bytes, *, printable: bool = False) -> EngineState:
     """Raises DecodeError when the payload is not a state, or its tables do not fit its pool."""
-    fields = _unpack(payload, MAX_STATE_BYTES, printable=printable)
+    fields = unpack(payload, MAX_STATE_BYTES, printable=printable)
     try:
         state = msgspec.convert(fields, EngineState)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -75,7 +75,8 @@ def decode_state(payload: bytes, *, printable: bool = False) -> EngineState:
     return state
 
 
-def _unpack(payload: bytes, max_bytes: int, *, printable: bool) -> Any:
+def unpack(payload: bytes, max_bytes: int, *, printable: bool = False) -> Any:
+    """One MessagePack value of plain types, or a DecodeError with one line of reason."""
     if len(payload) > max_bytes:
         raise DecodeError(f"{len(payload)} bytes in one frame; the limit is {max_bytes}")
     try:

@@ -13,7 +13,7 @@ from typing import Self
 import msgpack
 import zmq
 
-from kvscope.events.codec import DecodeError
+from kvscope.events.codec import DecodeError, unpack
 from kvscope.transport.calls import Call, PendingCalls, resolve, resolved
 from kvscope.transport.discovery import START_HINT
 from kvscope.transport.endpoints import EndpointError, Endpoints
@@ -29,7 +29,6 @@ from kvscope.transport.wire import (
     MAX_REQUEST_BYTES,
     decode_heartbeat,
     decode_seq,
-    unpack,
 )
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,9 @@
 """The control server: answers snapshot and replay from the publisher, hands everything else to the engine.
 
-One ROUTER, one thread. A replay is sent in chunks between other clients' requests, and waits for a slow reader
-without making anybody else wait. Nothing a client sends ends the thread.
+One ROUTER, one thread. Every request is answered, one that cannot be read with the id None; a REQ client, which puts
+an empty frame before its request, gets one back. It is refused a replay, of which it would see one batch only.
+A replay is sent in chunks between other clients' requests, and waits for a slow reader without making anybody else
+wait. Nothing a client sends ends the thread.
 """
 
 import logging
@@ -17,7 +19,7 @@ from kvscope.events.codec import DecodeError
 from kvscope.events.options import OptionError, make_params
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
-from kvscope.transport.outbox import Delivery, Outbox
+from kvscope.transport.outbox import Delivery, Outbox, Route
 from kvscope.transport.publisher import Publisher, SnapshotUnavailable
 from kvscope.transport.requests import (
     MAX_REQUEST_ID_CHARS,
@@ -62,7 +64,7 @@ class ControlHandler(Protocol):
 class _Replay:
     """One client's replay in progress; `moved_at` is when it last got something."""
 
-    def __init__(self, client: bytes, request_id: int, next_seq: int) -> None:
+    def __init__(self, client: Route, request_id: int, next_seq: int) -> None:
         self.client, self.request_id, self.next_seq = client, request_id, next_seq
         self.moved_at = time.monotonic()
 
@@ -74,7 +76,7 @@ class ControlServer:
         """Raises EndpointError when the address cannot be bound."""
         self.num_refused_frames = 0
         self._publisher, self._handler, self._read_only = publisher, handler, read_only
-        self._replays: dict[bytes, _Replay] = {}
+        self._replays: dict[Route, _Replay] = {}
         self._outbox = Outbox(self._send)
         self._closing = threading.Event()
         self._ops: dict[Op, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -119,18 +121,19 @@ class ControlServer:
             self._context.term()
 
     def _receive(self) -> None:
-        frames = self._socket.recv_multipart()
+        identity, *envelope, request = self._socket.recv_multipart()
+        client: Route = (identity, b"") if envelope[:1] == [b""] else (identity,)
         try:
-            if len(frames) != 2:
-                raise DecodeError(f"a request is one frame, not {len(frames) - 1}")
-            request_id, fields = decode_request(frames[1])
+            if len(envelope) >= len(client):
+                raise DecodeError(f"a request is one frame, not {len(envelope) - len(client) + 2}")
+            request_id, fields = decode_request(request)
         except DecodeError as error:
             self.num_refused_frames += 1
-            logger.debug("a control frame was refused: %s", error)
+            self._outbox.put(client, encode_reply(None, ok=False, error=one_line(error)))
             return
-        self._answer(frames[0], request_id, fields)
+        self._answer(client, request_id, fields)
 
-    def _answer(self, client: bytes, request_id: int, fields: dict[str, Any]) -> None:
+    def _answer(self, client: Route, request_id: int, fields: dict[str, Any]) -> None:
         try:
             op = self._parse_op(fields)
             if op is Op.REPLAY:
@@ -155,9 +158,9 @@ class ControlServer:
             raise ControlRefused(f"{op.value}: this engine is read-only for viewers")
         return op
 
-    def _send(self, client: bytes, frame: bytes) -> Delivery:
+    def _send(self, client: Route, frame: bytes) -> Delivery:
         try:
-            self._socket.send_multipart((client, frame), zmq.NOBLOCK)
+            self._socket.send_multipart((*client, frame), zmq.NOBLOCK)
         except zmq.Again:
             return Delivery.FULL
         except zmq.ZMQError:
@@ -203,8 +206,10 @@ class ControlServer:
 
     # --- replay --------------------------------------------------------------------------------------------------
 
-    def _start_replay(self, client: bytes, request_id: int, fields: dict[str, Any]) -> None:
+    def _start_replay(self, client: Route, request_id: int, fields: dict[str, Any]) -> None:
         seq = number_field(fields, "seq", 0, (1 << 63) - 1)
+        if len(client) > 1:
+            raise ControlRefused("a replay is many messages; ask for it from a DEALER socket, without an empty frame")
         if client not in self._replays and len(self._replays) >= MAX_REPLAYS:
             raise ControlRefused(f"{MAX_REPLAYS} replays are in progress; try again")
         self._replays[client] = _Replay(client, request_id, seq)  # a client's newer question replaces its older one

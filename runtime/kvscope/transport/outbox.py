@@ -10,6 +10,9 @@ MAX_BYTES = 32 * 1024 * 1024  # per client
 PATIENCE_S = 30.0
 
 
+Route = tuple[bytes, ...]  # the frames before a reply: the client's identity; for a REQ client an empty one too
+
+
 class Delivery(Enum):
     """What became of a frame: on its way, no room in the client's pipe now, or nobody there."""
 
@@ -30,16 +33,16 @@ class _Unsent:
 class Outbox:
     """Sends in order, per client; a reply never overtakes an earlier one. One thread."""
 
-    def __init__(self, send: Callable[[bytes, bytes], Delivery]) -> None:
+    def __init__(self, send: Callable[[Route, bytes], Delivery]) -> None:
         self.num_given_up = 0
         self._send = send
-        self._unsent: dict[bytes, _Unsent] = {}
+        self._unsent: dict[Route, _Unsent] = {}
 
     def __bool__(self) -> bool:
         """Whether anything waits."""
         return bool(self._unsent)
 
-    def put(self, client: bytes, frame: bytes) -> None:
+    def put(self, client: Route, frame: bytes) -> None:
         """Send a reply now, or as soon as the client takes it. Beyond the bounds it is given up and counted."""
         waiting = self._unsent.get(client)
         if waiting is None:
@@ -57,7 +60,7 @@ class Outbox:
         for client in list(self._unsent):
             self._flush(client, self._unsent[client])
 
-    def _flush(self, client: bytes, waiting: _Unsent) -> None:
+    def _flush(self, client: Route, waiting: _Unsent) -> None:
         while waiting.frames:
             delivery = self._send(client, waiting.frames[0])
             if delivery is Delivery.FULL and time.monotonic() - waiting.moved_at < PATIENCE_S:

@@ -5,12 +5,12 @@ from typing import Any
 
 import msgpack
 
-from kvscope.events.codec import DecodeError
+from kvscope.events.codec import DecodeError, unpack
 from kvscope.events.text import make_printable
-from kvscope.transport.wire import MAX_REQUEST_BYTES, unpack
+from kvscope.transport.wire import MAX_REQUEST_BYTES
 
-MAX_REQUEST_ID_CHARS = 128
-MAX_STEPS = 1_000_000
+MAX_REQUEST_ID_CHARS = 64
+MAX_STEPS = 10_000  # at once
 
 
 class Op(Enum):
@@ -49,7 +49,7 @@ def decode_request(frame: bytes) -> tuple[int, dict[str, Any]]:
     return request_id, fields
 
 
-def encode_reply(request_id: int, /, **fields: Any) -> bytes:
+def encode_reply(request_id: int | None, /, **fields: Any) -> bytes:
     encoded: bytes = msgpack.packb({"id": request_id, **fields})
     return encoded
 

@@ -3,13 +3,12 @@
 PUB sends three frames, `[topic, sequence number, payload]`; the number is 8 bytes big-endian, per topic, +1 a message.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 import msgspec
 
-from kvscope.events.codec import MAX_BATCH_BYTES, MAX_STATE_BYTES, DecodeError
-from kvscope.events.text import make_printable
+from kvscope.events.codec import MAX_BATCH_BYTES, MAX_STATE_BYTES, DecodeError, unpack
 
 EVENTS_TOPIC = b"kvscope"
 HEARTBEAT_TOPIC = b"kvscope.heartbeat"
@@ -56,19 +55,3 @@ def decode_heartbeat(payload: bytes) -> Heartbeat:
         return msgspec.convert(fields[:4], Heartbeat)
     except msgspec.ValidationError as error:
         raise DecodeError(f"not a heartbeat: {error}") from None
-
-
-def unpack(payload: bytes, max_bytes: int) -> Any:
-    """One MessagePack value of plain types, or a DecodeError with one line of reason."""
-    if len(payload) > max_bytes:
-        raise DecodeError(f"{len(payload)} bytes in one frame; the limit is {max_bytes}")
-    try:
-        return msgpack.unpackb(payload, ext_hook=_refuse_extension, max_ext_len=0, strict_map_key=True)
-    except DecodeError:
-        raise
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError, TypeError) as error:
-        raise DecodeError(f"not MessagePack: {make_printable(str(error) or type(error).__name__)}") from None
-
-
-def _refuse_extension(code: int, data: bytes) -> Any:
-    raise DecodeError(f"MessagePack extension type {code} is not part of the protocol")

@@ -4,9 +4,11 @@ What arrives within 100 ms becomes one chunk and is synced to disk, so a killed 
 """
 
 import contextlib
+import errno
 import logging
 import os
 import queue
+import stat
 import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.1
 MAX_QUEUED_BYTES = 256 << 20
+_NOT_A_FILE = "cannot write {}: not a file; a recording is read from its end, so that it cannot go through a pipe"
 
 
 class _Message(NamedTuple):
@@ -160,15 +163,20 @@ class Recorder:
 def _open(path: Path, *, force: bool) -> BinaryIO:
     how = os.O_TRUNC if force else os.O_EXCL
     try:
-        # A recording holds prompts: nobody else reads it.
-        stream = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600), "wb")
-        if path.is_file():  # not /dev/null
-            os.fchmod(stream.fileno(), 0o600)  # an overwritten file had its own mode
-        return stream
+        # A recording holds prompts: nobody else reads it. A pipe without a reader must not make the engine wait.
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | how, 0o600)
+        mode = os.fstat(file).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
+            os.close(file)
+            raise RecordingError(_NOT_A_FILE.format(path))
+        if stat.S_ISREG(mode):  # not /dev/null
+            os.fchmod(file, 0o600)  # an overwritten file had its own mode
+        return os.fdopen(file, "wb")
     except FileExistsError:
         raise RecordingError(f"{path} exists; add --force to overwrite it") from None
     except OSError as error:
-        raise RecordingError(f"cannot write {path}: {error.strerror}") from None
+        reason = _NOT_A_FILE if error.errno == errno.ENXIO else f"cannot write {{}}: {error.strerror}"
+        raise RecordingError(reason.format(path)) from None
 
 
 def _version() -> str:
