@@ -11,6 +11,7 @@ from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConf
 from kvscope.engine.engine import Engine
 from kvscope.engine.model_loader import LoadedModel, choose_device, load_model
 from kvscope.engine.model_runner import ModelRunner, bytes_per_slot
+from kvscope.engine.sampler import choose_token
 from kvscope.events.types import MAX_NUM_BLOCKS, EngineInfo
 from kvscope.kernels.backend import AttentionBackend, check_block_size, get_backend
 from kvscope.transport.publisher import EventSink
@@ -45,7 +46,15 @@ def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[in
     runner = ModelRunner(
         model.model, model.layers, prepared.backend, num_blocks=info.num_blocks, block_size=info.block_size
     )
-    return Engine(info, runner, model.tokenizer, sink, eos_token_ids=model.eos_token_ids, free_order=free_order)
+    return Engine(
+        info,
+        runner,
+        model.tokenizer,
+        sink,
+        choose=choose_token,
+        eos_token_ids=model.eos_token_ids,
+        free_order=free_order,
+    )
 
 
 def choose_backend(config: EngineConfig) -> AttentionBackend:

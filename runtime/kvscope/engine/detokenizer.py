@@ -1,7 +1,9 @@
 """Token ids to text: single pieces for slots, and a stream of whole characters for reading."""
 
+from functools import lru_cache
 from typing import Any
 
+MAX_CACHED_PIECES = 1 << 18  # the largest vocabularies; a simulation makes up more tokens than that
 _REPLACEMENT = "�"
 _MAX_HELD_TOKENS = 8  # no character is spread over more byte tokens than this
 _NUM_CONTEXT_TOKENS = 4
@@ -55,13 +57,11 @@ class TokenPieces:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._cache: dict[int, str] = {}
+        self._decode_cached = lru_cache(MAX_CACHED_PIECES)(self._decode)
 
     def piece(self, token_id: int) -> str:
         """What the token says by itself; bytes of an incomplete character show as U+FFFD."""
-        if token_id not in self._cache:
-            self._cache[token_id] = self._decode(token_id)
-        return self._cache[token_id]
+        return self._decode_cached(token_id)
 
     def _decode(self, token_id: int) -> str:
         text: str = self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False)

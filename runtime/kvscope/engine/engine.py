@@ -10,16 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import torch
-
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
+from kvscope.engine.choice import ChooseToken, draw_seed
 from kvscope.engine.detokenizer import StreamDetokenizer, TokenPieces
 from kvscope.engine.export import export_state
 from kvscope.engine.prefixes import Prefixes
 from kvscope.engine.request import Request, RequestStatus
 from kvscope.engine.request import Sequence as SequenceOfRequest
-from kvscope.engine.sampler import choose_token, draw_seed
 from kvscope.engine.scheduler import Limits, Scheduler, StepPlan
 from kvscope.engine.stop_strings import cut_at_stop, first_stop
 from kvscope.events import types as ev
@@ -35,9 +33,9 @@ class RequestRefusedError(ValueError):
 
 
 class Runner(Protocol):
-    """Computes KV and logits; the model runner, or a fake in tests."""
+    """Computes KV and logits: the model runner, a simulated one, or a fake in tests."""
 
-    def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, torch.Tensor]: ...
+    def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, Any]: ...
 
 
 class Engine:
@@ -50,6 +48,7 @@ class Engine:
         tokenizer: Any,
         sink: EventSink,
         *,
+        choose: ChooseToken,
         eos_token_ids: frozenset[int] = frozenset(),
         free_order: Sequence[int] | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -70,6 +69,7 @@ class Engine:
         limits = Limits(info.max_num_batched_tokens, info.max_num_seqs, info.max_model_len)
         self.scheduler = Scheduler(self._tables, limits, self._events, self._prefixes)
         self._runner = runner
+        self._choose = choose
         self._tokenizer = tokenizer
         self._encoder = copy.deepcopy(tokenizer)  # a tokenizer must not be used by two threads at once
         self._encoder_lock = threading.Lock()
@@ -237,7 +237,7 @@ class Engine:
         self._publish()
         return plan
 
-    def _commit(self, plan: StepPlan, logits: dict[str, torch.Tensor], started_ns: int) -> None:
+    def _commit(self, plan: StepPlan, logits: dict[str, Any], started_ns: int) -> None:
         self._begin("commit")
         for sequence, start, stop in plan.extents:
             sequence.num_computed = stop
@@ -268,9 +268,9 @@ class Engine:
             self._tables.fork(sequence, other)
         return [sequence, *others]
 
-    def _append_token(self, request: Request, sequence: SequenceOfRequest, logits: torch.Tensor) -> None:
+    def _append_token(self, request: Request, sequence: SequenceOfRequest, logits: Any) -> None:
         noise_key = (self._seed(request), sequence.index, sequence.num_tokens)
-        choice = choose_token(logits, request.params, noise_key)
+        choice = self._choose(logits, request.params, noise_key)
         ended = choice.token_id in self._eos_token_ids and not request.params.ignore_eos
         detokenizer = self._detokenizers[sequence.sequence_id]
         text = "" if ended else detokenizer.push(choice.token_id)

@@ -5,21 +5,12 @@ with noise seeded by (seed, candidate, position). So a sequence's tokens do not 
 on the block size, or on having been preempted.
 """
 
-import hashlib
-from typing import NamedTuple
-
 import torch
 
+from kvscope.engine.choice import Choice, digest
 from kvscope.events.types import SamplingParams
 
 MIN_TEMPERATURE = 1e-5  # below, scores would overflow; the draw is greedy long before
-
-
-class Choice(NamedTuple):
-    """`margin` is the score of the chosen token minus that of the runner-up: near 0 means either would be right."""
-
-    token_id: int
-    margin: float
 
 
 def choose_token(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[object, ...]) -> Choice:
@@ -40,14 +31,9 @@ def choose_token(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[
     return Choice(int(top.indices[0]), margin)
 
 
-def draw_seed(engine_seed: int, request_id: str) -> int:
-    """The seed of a request that brought none."""
-    return _digest("request", engine_seed, request_id) >> 1
-
-
 def _perturbed(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[object, ...]) -> torch.Tensor:
     scores = _restrict(logits / params.temperature, params)
-    generator = torch.Generator().manual_seed(_digest(*noise_key) >> 1)
+    generator = torch.Generator().manual_seed(digest(*noise_key) >> 1)
     uniform = torch.rand(scores.shape, generator=generator, dtype=torch.float64)
     gumbel = -torch.log(-torch.log(uniform.clamp_(1e-300, 1 - 1e-16)))
     return scores + gumbel.to(scores)
@@ -64,8 +50,3 @@ def _restrict(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         before = torch.cumsum(probabilities, dim=-1) - probabilities
         scores = scores.index_fill(0, indices[before >= params.top_p], float("-inf"))
     return scores
-
-
-def _digest(*key: object) -> int:
-    """64 well-mixed bits of a key."""
-    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")

@@ -1,0 +1,28 @@
+"""What choosing a token gives, and the seeds of the draws. No torch: an engine without a model chooses too."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kvscope.events.types import SamplingParams
+
+
+class Choice(NamedTuple):
+    """`margin` is the score of the chosen token minus that of the runner-up: near 0 means either would be right."""
+
+    token_id: int
+    margin: float
+
+
+# From one sequence's logits (whatever the runner makes), the request's options, and the name of the draw.
+ChooseToken = Callable[[Any, SamplingParams, tuple[object, ...]], Choice]
+
+
+def draw_seed(engine_seed: int, request_id: str) -> int:
+    """The seed of a request that brought none."""
+    return digest("request", engine_seed, request_id) >> 1
+
+
+def digest(*key: object) -> int:
+    """64 well-mixed bits of a key."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
