@@ -47,6 +47,7 @@ def test_analysis_loads_no_sockets_and_no_screen() -> None:
         "kvscope.engine.block_tables",
         "kvscope.engine.scheduler",
         "kvscope.engine.engine",
+        "kvscope.engine.simulation",
     ],
 )
 def test_the_engines_bookkeeping_is_plain_python(name: str) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from kvscope.dashboard import engine_commands, flags, recording_commands
+from kvscope.dashboard import engine_commands, flags, recording_commands, simulation_command
 from kvscope.dashboard.errors import CommandError, ExitCode, one_line
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ for command in (
     engine_commands.demo,
     engine_commands.run,
     engine_commands.serve,
+    simulation_command.simulate,
     recording_commands.record,
     recording_commands.check,
     recording_commands.stats,
@@ -61,6 +62,7 @@ def _kvscope(
     kvscope serve                           an engine to attach to
     kvscope attach                          the dashboard on it (over SSH: ssh -t HOST kvscope attach)
     kvscope run --prompt "To be" n=2        no dashboard: outputs and a memory summary
+    kvscope simulate trace.jsonl            no model: scheduler and pool on a trace
     kvscope replay run.mcap                 a recorded run, again
     kvscope check run.mcap                  is anything wrong in it?
     """

@@ -52,6 +52,7 @@ class Engine:
         eos_token_ids: frozenset[int] = frozenset(),
         free_order: Sequence[int] | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        check_when_idle: bool = True,
     ) -> None:
         self.info = info
         self.epoch = secrets.token_bytes(16)
@@ -78,6 +79,7 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._sink = sink
         self._clock_ns = clock_ns
+        self._check_when_idle = check_when_idle
         self._start_ns = clock_ns()
         self.wall_time_ns = time.time_ns()
         self.now_ns = 0
@@ -254,7 +256,7 @@ class Engine:
         self.step_elapsed_ns = self._clock_ns() - started_ns
         self.counters.computed_tokens += plan.num_tokens
         self._events.append(ev.StepCompleted(elapsed_ns=self.step_elapsed_ns, num_tokens=plan.num_tokens))
-        if not self.has_work():
+        if self._check_when_idle and not self.has_work():
             self._report_problems()
         self._publish()
 

@@ -70,6 +70,11 @@ class Recorder:
             return
         self._put(_Message(KEYFRAME_CHANNEL, seq, log_time_ns, state))
 
+    @property
+    def num_queued_bytes(self) -> int:
+        """What has not reached the file yet; who can wait, waits for it to shrink."""
+        return self._num_queued_bytes
+
     def close(self) -> None:
         """Write what is queued and the index, and end the thread. Idempotent."""
         with self._lock:
