@@ -19,7 +19,7 @@ from .conftest import COMMAND, Finished, Kvscope, wait_until
 
 COMMANDS = (
     *("demo", "run", "serve", "attach", "replay", "list"),
-    *("record", "check", "stats", "diff", "export", "status"),
+    *("keys", "record", "check", "stats", "diff", "export", "status"),
 )
 PROMPT = ("--prompt", "O Romeo, Romeo, wherefore art thou")
 

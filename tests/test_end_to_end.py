@@ -18,6 +18,8 @@ from kvscope.transport.discovery import resolve
 from kvscope.transport.recording import read_recording
 from kvscope.transport.source import Status
 
+from .conftest import Kvscope
+
 PATIENCE_S = 90.0
 NUM_LATE_JOINERS = 50
 # Small enough that requests are preempted and copied while viewers join.
@@ -162,3 +164,35 @@ def test_an_engine_on_loopback_tcp_is_found_by_its_name() -> None:
         assert resolve(None).events == f"tcp://127.0.0.1:{port}"
         request_id = client.submit("ROMEO:", {"max_tokens": 3}).result(PATIENCE_S).request_id
         wait_until(lambda: finished(client, [request_id]))
+
+
+def test_an_engine_for_other_machines_takes_keys_and_no_control(
+    kvscope: Kvscope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    kvscope.env["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+    assert kvscope("keys", "new").code == kvscope("keys", "new", "alice", "--dir", str(tmp_path)).code == 0
+    port = random.SystemRandom().randrange(20_000, 60_000)
+    alice = tmp_path / "alice.key"
+    flags = ("--listen", f"tcp://0.0.0.0:{port}", "--allow", str(alice), "--no-control")
+    with serving("far", *flags) as process:
+        assert listening_ports(process.pid) == {port, port + 1}
+        with contextlib.closing(EngineClient(resolve("far")).connect()) as client:  # the owner, by name
+            wait_until(lambda: client.view.status is Status.LIVE)
+            assert not client.submit("ROMEO:", {}).result(PATIENCE_S).ok
+        session = kvscope.in_terminal("attach", "far")
+        session.wait_for("this engine takes no prompts")
+        address, server_key = f"tcp://127.0.0.1:{port}", tmp_path / "config" / "kvscope" / "keys" / "default.key"
+        status = ("status", address, "--once", "--server-key", str(server_key))
+        assert "blocks" in kvscope(*status, "--key", str(alice.with_suffix(".key_secret"))).output
+        refused = kvscope("status", address, "--once")
+        assert (refused.code, refused.errors.count("\n")) == (2, 1)
+        assert "wants keys; name its .key file with --server-key" in refused.errors
+
+
+def listening_ports(pid: int) -> set[int]:
+    """The TCP ports a process listens on."""
+    files = [str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()]
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in files}

@@ -15,6 +15,7 @@ from kvscope.events.types import Batch, Event, Phase, SamplingParams
 from kvscope.transport.client import EngineClient
 from kvscope.transport.control import ControlServer
 from kvscope.transport.endpoints import Endpoints, directory_endpoints
+from kvscope.transport.keys import ServerKeys
 from kvscope.transport.publisher import Publisher
 from kvscope.transport.requests import ControlRefused
 from kvscope.transport.source import Status, View
@@ -224,12 +225,20 @@ class FakeEngine:
 class Served:
     """A stream behind a publisher and a control server, as an engine would run it."""
 
-    def __init__(self, endpoints: Endpoints, stream: Stream, **options: object) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        stream: Stream,
+        *,
+        keys: ServerKeys | None = None,
+        read_only: bool = False,
+        **options: object,
+    ) -> None:
         self.stream = stream
         self.engine = FakeEngine()
         self.endpoints = endpoints
-        self.publisher = Publisher(endpoints.events, **options)  # type: ignore[arg-type]
-        self.control = ControlServer(endpoints.control, self.publisher, self.engine)
+        self.publisher = Publisher(endpoints.events, keys=keys, **options)  # type: ignore[arg-type]
+        self.control = ControlServer(endpoints.control, self.publisher, self.engine, read_only=read_only, keys=keys)
         self._num_accepted = 0
 
     def publish_batch(self, batch: Batch) -> bool:
@@ -267,8 +276,8 @@ class Lab:
         self.endpoints = directory_endpoints(directory, "lab")
         self._open: list[Served | EngineClient] = []
 
-    def serve(self, stream: Stream | None = None, **options: object) -> Served:
-        served = Served(self.endpoints, stream or Stream(), **options)
+    def serve(self, stream: Stream | None = None, endpoints: Endpoints | None = None, **options: object) -> Served:
+        served = Served(endpoints or self.endpoints, stream or Stream(), **options)
         self._open.append(served)
         return served
 

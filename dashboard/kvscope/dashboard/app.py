@@ -22,7 +22,7 @@ from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
 from kvscope.dashboard.keys import PANES, app_bindings
 from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane, TextPane
-from kvscope.dashboard.prompt import PromptBar
+from kvscope.dashboard.prompt import READ_ONLY_HINT, PromptBar
 from kvscope.dashboard.pump import FramePump
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
 from kvscope.dashboard.selection import latest_block, light_of, shown_sequence
@@ -95,7 +95,8 @@ class DashboardApp(ActionsApp):
                     yield TablePane(glyphs, id="table")
                     yield TextPane(glyphs, id="text")
             yield EventsPane(glyphs, id="events")
-            yield PromptBar(self._defaults, read_only=self._source.control is None)
+            why = getattr(self._source, "no_control", "") or READ_ONLY_HINT  # why nothing can be sent
+            yield PromptBar(self._defaults, read_only=why if self._source.control is None else None)
             yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:

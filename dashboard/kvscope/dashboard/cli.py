@@ -76,6 +76,8 @@ def attach(
         str | None, typer.Argument(help="Name, socket directory, or tcp://host:port; the only engine unless given.")
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Watch only: no prompts, no pausing.")] = False,
+    key: flags.Key = None,
+    server_key: flags.ServerKey = None,
     ascii_only: flags.Ascii = False,
 ) -> int:
     """Open the dashboard on a running engine.
@@ -84,10 +86,12 @@ def attach(
     kvscope attach                          the engine that runs here
     kvscope attach demo-4711                one of several, by name
     ssh -t HOST kvscope attach              one on another machine
+    kvscope attach tcp://gpu:5557 --server-key gpu.key
     """
     from kvscope.dashboard import viewer
+    from kvscope.transport.discovery import resolve
 
-    return viewer.attach(endpoint, read_only=read_only, ascii_only=ascii_only)
+    return viewer.attach(resolve(endpoint, key=key, server_key=server_key), read_only=read_only, ascii_only=ascii_only)
 
 
 @app.command()
@@ -99,6 +103,30 @@ def replay(
     from kvscope.dashboard import viewer
 
     return viewer.replay(recording, ascii_only=ascii_only)
+
+
+keys = typer.Typer(help="Keys for engines that other machines reach over TCP.", rich_markup_mode=None)
+app.add_typer(keys, name="keys")
+
+
+@keys.command(name="new")
+def new_keys(
+    name: Annotated[str, typer.Argument(help="What to call the two files.")] = "default",
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to; your configuration directory unless set.", metavar="DIR")
+    ] = None,
+) -> int:
+    """Make a pair of keys: NAME.key to give away, NAME.key_secret to keep.
+
+    \b
+    kvscope keys new                        once on each machine
+    kvscope keys new alice --dir .
+    """
+    from kvscope.transport.keys import create_keys
+
+    files = create_keys(name, directory)
+    print(f"give away   {files.public}", f"keep        {files.secret}", sep="\n")
+    return ExitCode.OK
 
 
 @app.command(name="list")

@@ -86,8 +86,13 @@ def serve(
     name: Annotated[str | None, typer.Option(help="What `attach` calls this engine.", metavar="NAME")] = None,
     listen: Annotated[
         str | None,
-        typer.Option(help="Listen on loopback TCP (PORT and PORT+1) instead.", metavar="tcp://127.0.0.1:PORT"),
+        typer.Option(
+            help="Listen on TCP (PORT and PORT+1) instead; off loopback only with keys.", metavar="tcp://ADDR:PORT"
+        ),
     ] = None,
+    key: flags.Key = None,
+    allow: flags.Allow = None,
+    no_control: flags.NoControl = False,
     record: flags.Record = None,
     force: flags.Force = False,
     start_paused: Annotated[bool, typer.Option("--start-paused", help="Run no step until told to.")] = False,
@@ -107,12 +112,17 @@ def serve(
 ) -> int:
     """Start an engine that dashboards attach to; Ctrl-C stops it.
 
-    Its sockets lie in a private directory of yours: no port is open unless --listen asks for one, on loopback.
+    Its sockets lie in a private directory of yours: no port is open unless --listen asks for one. An address that other
+    machines can reach needs keys: yours, and the --allow list of theirs.
 
     \b
     kvscope serve --block-size 4 --num-gpu-blocks-override 96
     kvscope serve HuggingFaceTB/SmolLM2-135M-Instruct --record run.mcap
+    kvscope serve --listen tcp://0.0.0.0:5557 --allow alice.key
     """
+    from kvscope.transport.keys import listening
+
+    doors = listening(listen, key, allow or ())
     with _config_errors():
         config = EngineConfig(
             model=model,
@@ -138,7 +148,8 @@ def serve(
         return commands.serve(
             config,
             name=name,
-            listen=listen,
+            listening=doors,
+            read_only=no_control,
             record=record,
             force=force,
             start_paused=start_paused,

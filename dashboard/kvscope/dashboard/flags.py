@@ -38,6 +38,21 @@ Seed = Annotated[int, typer.Option(help="Default seed of the sampling.", metavar
 
 Record = Annotated[Path | None, typer.Option(help="Keep every event in FILE, for `kvscope replay`.", metavar="FILE")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the recording if it exists.")]
+Key = Annotated[
+    Path | None, typer.Option(help="Your .key_secret file; the one of `kvscope keys new` unless set.", metavar="FILE")
+]
+ServerKey = Annotated[
+    Path | None, typer.Option(help="The engine's .key file, for an engine on TCP with keys.", metavar="FILE")
+]
+Allow = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Let in who has the secret of this .key file, or of one in this folder; repeatable.", metavar="PATH"
+    ),
+]
+NoControl = Annotated[
+    bool, typer.Option("--no-control", help="Refuse prompts, pausing and every other control from everyone.")
+]
 Ascii = Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")]
 MaxStepsPerSecond = Annotated[
     float | None,

@@ -68,7 +68,8 @@ class PromptBar(Vertical):
     class Typed(Message):
         """The user has started to write."""
 
-    def __init__(self, defaults: SamplingParams, *, read_only: bool) -> None:
+    def __init__(self, defaults: SamplingParams, *, read_only: str | None) -> None:
+        """`read_only` is why nothing can be sent, if so."""
         super().__init__(id="prompt-bar")
         self._defaults, self._read_only = defaults, read_only
 
@@ -76,12 +77,12 @@ class PromptBar(Vertical):
         yield Static("", id="prompt-note", markup=False)
         with Horizontal(id="prompt-row"):
             yield Static(" > ", id="prompt-mark", markup=False)
-            yield PromptInput(READ_ONLY_HINT if self._read_only else HINT)
+            yield PromptInput(self._read_only or HINT)
             yield Static(Content("" if self._read_only else describe_params(self._defaults)), id="prompt-defaults")
 
     def on_mount(self) -> None:
         self.note(None)
-        self.input.disabled = self._read_only
+        self.input.disabled = self._read_only is not None
 
     @property
     def input(self) -> PromptInput:

@@ -12,7 +12,7 @@ from kvscope.dashboard.terminal import handling
 from kvscope.dashboard.viewer import CONNECT_TIMEOUT_S
 from kvscope.events.text import make_printable
 from kvscope.transport.client import EngineClient
-from kvscope.transport.discovery import resolve
+from kvscope.transport.endpoints import Endpoints
 from kvscope.transport.recording import Recorder
 from kvscope.transport.recording.tap import Tap
 from kvscope.transport.source import Status, View
@@ -21,7 +21,7 @@ SYNC_TIMEOUT_S = 10.0
 POLL_S = 0.05
 
 
-def record(endpoint: str | None, path: Path, *, force: bool, seconds: float | None) -> int:
+def record(endpoints: Endpoints, path: Path, *, force: bool, seconds: float | None) -> int:
     """Record until interrupted, until the time is over, or until the engine ends. The exit code.
 
     Raises:
@@ -31,7 +31,6 @@ def record(endpoint: str | None, path: Path, *, force: bool, seconds: float | No
     with handling(lambda *_: stop.set()), contextlib.ExitStack() as stack:
         tap = Tap()
         view = View(tap)
-        endpoints = resolve(endpoint)
         client = EngineClient(endpoints, view).connect(CONNECT_TIMEOUT_S)
         stack.callback(client.close)
         if not wait_until_synced(view, endpoints.label, stop):

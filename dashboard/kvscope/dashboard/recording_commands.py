@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvscope.dashboard import flags
 from kvscope.dashboard.errors import CommandError, ExitCode
 from kvscope.dashboard.output import write_lines
 from kvscope.events.text import make_printable
@@ -140,6 +141,8 @@ def record(
     seconds: Annotated[
         float | None, typer.Option("--for", min=0.1, help="End by itself after this time.", metavar="SECONDS")
     ] = None,
+    key: flags.Key = None,
+    server_key: flags.ServerKey = None,
 ) -> int:
     """Record a running engine from outside; Ctrl-C ends the recording and says what was kept.
 
@@ -150,14 +153,17 @@ def record(
     kvscope record demo-4711 -o run.mcap --for 60
     """
     from kvscope.dashboard import record as recording
+    from kvscope.transport.discovery import resolve
 
-    return recording.record(endpoint, output, force=force, seconds=seconds)
+    return recording.record(resolve(endpoint, key=key, server_key=server_key), output, force=force, seconds=seconds)
 
 
 def status(
     endpoint: Endpoint = None,
     once: Annotated[bool, typer.Option("--once", help="Print the state now and leave.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per engine and line.")] = False,
+    key: flags.Key = None,
+    server_key: flags.ServerKey = None,
 ) -> int:
     """One line per running engine: blocks, requests, tokens per second. Every second until Ctrl-C.
 
@@ -167,7 +173,7 @@ def status(
     """
     from kvscope.dashboard import status as engine_status
 
-    return engine_status.status(endpoint, once=once, as_json=as_json)
+    return engine_status.status(endpoint, key=key, server_key=server_key, once=once, as_json=as_json)
 
 
 def _parse(texts: Sequence[str]) -> "list[Assertion]":

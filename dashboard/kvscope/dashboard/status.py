@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from kvscope.dashboard.output import write_lines
@@ -14,7 +15,7 @@ from kvscope.dashboard.viewer import CONNECT_TIMEOUT_S
 from kvscope.events.text import make_printable
 from kvscope.transport.client import EngineClient
 from kvscope.transport.discovery import START_HINT, list_engines, resolve
-from kvscope.transport.endpoints import EndpointError
+from kvscope.transport.endpoints import EndpointError, Endpoints
 from kvscope.transport.source import Status
 
 INTERVAL_S = 1.0
@@ -69,7 +70,9 @@ class Watched:
             )
 
 
-def status(endpoint: str | None, *, once: bool, as_json: bool) -> int:
+def status(
+    endpoint: str | None, *, once: bool, as_json: bool, key: Path | None = None, server_key: Path | None = None
+) -> int:
     """Print a line per engine, every second until interrupted or until all have ended. The exit code.
 
     Raises:
@@ -77,7 +80,8 @@ def status(endpoint: str | None, *, once: bool, as_json: bool) -> int:
     """
     stop = threading.Event()
     with handling(lambda *_: stop.set()), contextlib.ExitStack() as stack:
-        engines = [Watched(_connect(name, stack, stop)) for name in _names(endpoint)]
+        found = [resolve(name, key=key, server_key=server_key) for name in _names(endpoint)]
+        engines = [Watched(_connect(endpoints, stack, stop)) for endpoints in found]
         while not stop.is_set():
             seen = [engine.look() for engine in engines]
             write_lines(_lines(seen, as_json=as_json))
@@ -96,8 +100,8 @@ def _names(endpoint: str | None) -> list[str]:
     return names
 
 
-def _connect(name: str, stack: contextlib.ExitStack, stop: threading.Event) -> EngineClient:
-    client = EngineClient(resolve(name)).connect(CONNECT_TIMEOUT_S)
+def _connect(endpoints: Endpoints, stack: contextlib.ExitStack, stop: threading.Event) -> EngineClient:
+    client = EngineClient(endpoints).connect(CONNECT_TIMEOUT_S)
     stack.callback(client.close)
     wait_until_synced(client.view, client.endpoints.label, stop)
     return client

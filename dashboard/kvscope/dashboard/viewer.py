@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvscope.dashboard.terminal import require_terminal, run_screen, wants_ascii
+from kvscope.transport.endpoints import Endpoints
 from kvscope.transport.source import Control, View
 from kvscope.transport.timetravel import History
 
@@ -17,13 +18,15 @@ CONNECT_TIMEOUT_S = 2.0
 class Connected:
     """A client that has been connected already: the dashboard must not start it again. Read-only hides its control.
 
-    `history` is what the client's view has shown lately, for walking back.
+    `no_control` is why there is none, for the prompt line. `history` is what the client's view has shown lately, for
+    walking back.
     """
 
     def __init__(self, client: "EngineClient", history: History | None = None, *, read_only: bool = False) -> None:
         self._client, self.history = client, history
         self.view: View = client.view
-        self.control: Control | None = None if read_only else client.control
+        self.control: Control | None = None if read_only or client.is_read_only else client.control
+        self.no_control = "read-only: this engine takes no prompts (serve --no-control)" if client.is_read_only else ""
 
     def start(self) -> None:
         """Nothing to do: see the class."""
@@ -32,13 +35,11 @@ class Connected:
         self._client.close()
 
 
-def attach(endpoint: str | None, *, read_only: bool, ascii_only: bool) -> int:
+def attach(endpoints: Endpoints, *, read_only: bool, ascii_only: bool) -> int:
     """Watch a live engine until the user leaves. Raises EndpointError, or CommandError without a terminal."""
     from kvscope.dashboard.app import DashboardApp
     from kvscope.transport.client import EngineClient
-    from kvscope.transport.discovery import resolve
 
-    endpoints = resolve(endpoint)
     require_terminal("attach", "a headless run is: kvscope run --prompt TEXT")
     # Before the screen is taken over, so that a dead endpoint is one line and not an empty dashboard.
     history = History()

@@ -20,7 +20,8 @@ from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
 from kvscope.transport.control import ControlServer
 from kvscope.transport.discovery import EngineDirectory
-from kvscope.transport.endpoints import Endpoints, parse_listen
+from kvscope.transport.endpoints import Endpoints
+from kvscope.transport.keys import Listening, ServerKeys
 from kvscope.transport.publisher import Publisher
 from kvscope.transport.recording import Recorder
 
@@ -77,7 +78,8 @@ def serve(
     config: EngineConfig,
     *,
     name: str | None,
-    listen: str | None,
+    listening: Listening | None,
+    read_only: bool,
     record: Path | None,
     force: bool,
     start_paused: bool,
@@ -90,22 +92,22 @@ def serve(
     """
     label = name if name is not None else _name_after(config.model)
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(
-            contextlib.closing(EngineDirectory.create(label, model=config.model, started=time.time(), listen=listen))
-        )
-        endpoints = parse_listen(listen) if listen is not None else directory.endpoints
+        directory = stack.enter_context(contextlib.closing(_claim_directory(label, config.model, listening)))
+        endpoints = listening.endpoints if listening is not None else directory.endpoints
+        keys = listening.keys if listening is not None else None
         prepared = prepare(config, name=label)
         recorder = (
             stack.enter_context(contextlib.closing(Recorder(record, force=force))) if record is not None else None
         )
-        publisher = stack.enter_context(contextlib.closing(Publisher(endpoints.events, recorder=recorder)))
+        publisher = stack.enter_context(contextlib.closing(Publisher(endpoints.events, recorder=recorder, keys=keys)))
         engine = build_engine(prepared, publisher)
         if start_paused:
             engine.pause()
         service = EngineService(engine, max_steps_per_second=max_steps_per_second)
-        stack.enter_context(contextlib.closing(ControlServer(endpoints.control, publisher, service)))
+        control = ControlServer(endpoints.control, publisher, service, read_only=read_only, keys=keys)
+        stack.enter_context(contextlib.closing(control))
         with _on_signals(lambda number: service.stop(_SIGNAL_WORDS[number]), *_SIGNAL_WORDS):
-            _announce(engine, endpoints, record)
+            _announce(engine, endpoints, keys, record)
             service.run()
     return 0
 
@@ -137,7 +139,15 @@ def _on_signals(handle: Callable[[signal.Signals], None], *signals: signal.Signa
             signal.signal(number, handler)
 
 
-def _announce(engine: Engine, endpoints: Endpoints, record: Path | None) -> None:
+def _claim_directory(name: str, model: str, listening: Listening | None) -> EngineDirectory:
+    """The engine's name on this machine, and what attaching by that name takes."""
+    listen = listening.endpoints.events if listening is not None else None
+    keys = listening.keys if listening is not None else None
+    server_key = keys.own.public.decode() if keys is not None else None
+    return EngineDirectory.create(name, model=model, started=time.time(), listen=listen, server_key=server_key)
+
+
+def _announce(engine: Engine, endpoints: Endpoints, keys: ServerKeys | None, record: Path | None) -> None:
     """Say that the sockets answer, and how to attach."""
     info = engine.info
     lines = [
@@ -146,14 +156,22 @@ def _announce(engine: Engine, endpoints: Endpoints, record: Path | None) -> None
             f"  {make_printable(info.model)}, {info.device} {info.dtype}, {info.attention_backend} attention; "
             f"{info.num_blocks} blocks of {info.block_size} slots, {info.bytes_per_block:,} bytes each"
         ),
-        f"  attach here:          kvscope attach {endpoints.label}",
-        f"  attach over SSH:      ssh -t HOST kvscope attach {endpoints.label}",
-        *_forwarding(endpoints),
+        f"  attach here:          kvscope attach {info.name}",
+        f"  attach over SSH:      ssh -t HOST kvscope attach {info.name}",
+        *(_forwarding(endpoints) if keys is None else _with_keys(endpoints, keys)),
     ]
     if record is not None:
         lines.append(f"  recording to {record}")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _with_keys(endpoints: Endpoints, keys: ServerKeys) -> list[str]:
+    port, num_allowed = endpoints.events.rpartition(":")[2], len(keys.allowed - {keys.own.public})
+    return [
+        f"  from elsewhere:       kvscope attach tcp://HOST:{port} --server-key {keys.public_file.name}",
+        f"                        with a copy of {keys.public_file}; {num_allowed} of their keys are let in",
+    ]
 
 
 def _forwarding(endpoints: Endpoints) -> list[str]:

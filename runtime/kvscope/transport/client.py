@@ -17,8 +17,9 @@ from kvscope.events.codec import DecodeError, unpack
 from kvscope.transport.calls import Call, PendingCalls, resolve, resolved
 from kvscope.transport.discovery import START_HINT
 from kvscope.transport.endpoints import EndpointError, Endpoints
+from kvscope.transport.handshake import Handshakes
 from kvscope.transport.requests import Op, one_line
-from kvscope.transport.sockets import connect
+from kvscope.transport.sockets import connect, new_client_socket
 from kvscope.transport.source import Control, Reply, View
 from kvscope.transport.sync import Synchronizer
 from kvscope.transport.wire import (
@@ -41,11 +42,15 @@ FrameHandler = Callable[[list[bytes]], None]
 
 
 class EngineClient:
-    """A `Source` and a `Control` over a live engine. It outlives engines: it attaches again when one returns."""
+    """A `Source` and a `Control` over a live engine. It outlives engines: it attaches again when one returns.
+
+    `is_read_only`: the engine has said that it takes no control from anybody.
+    """
 
     def __init__(self, endpoints: Endpoints, view: View | None = None) -> None:
         self.endpoints = endpoints
         self.view = view if view is not None else View()
+        self.is_read_only = False
         self._ids = itertools.count(1)
         self._sync = Synchronizer(self.view, self._ask)
         self._pending = PendingCalls(endpoints.label)
@@ -64,8 +69,11 @@ class EngineClient:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             # Opened here so that the caller learns of a bad address; from now on the thread alone uses them.
-            self._events = connect(self._context, zmq.SUB, self.endpoints.events, MAX_EVENT_FRAME_BYTES)
-            self._control = connect(self._context, zmq.DEALER, self.endpoints.control, MAX_REPLY_BYTES)
+            self._events = self._new_socket(zmq.SUB, self.endpoints.events, MAX_EVENT_FRAME_BYTES)
+            self._control = self._new_socket(zmq.DEALER, self.endpoints.control, MAX_REPLY_BYTES)
+            self._handshakes = Handshakes(self._control, self.endpoints.label, has_keys=self.endpoints.keys is not None)
+            connect(self._events, self.endpoints.events)
+            connect(self._control, self.endpoints.control)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -76,16 +84,20 @@ class EngineClient:
         self._thread = threading.Thread(target=self._run, name="kvscope-client", daemon=True)
         self._thread.start()
 
+    def _new_socket(self, kind: int, address: str, max_bytes: int) -> "zmq.Socket[bytes]":
+        return new_client_socket(self._context, kind, address, max_bytes, self.endpoints.keys)
+
     def connect(self, timeout: float = CONNECT_TIMEOUT_S) -> Self:
-        """Start, and wait until the engine has said anything at all.
+        """Start, and wait until the engine has answered a first question.
 
         Raises:
-            EndpointError: nobody answers; the client is closed.
+            EndpointError: nobody answers, or we are not let in; the client is closed.
         """
         self.start()
-        if not self._answered.wait(timeout):
+        is_answered, refusal = self._answered.wait(timeout), self._handshakes.refusal
+        if not is_answered or refusal is not None:
             self.close()
-            raise EndpointError(f"no engine answers at {self.endpoints.label}; {START_HINT}")
+            raise EndpointError(refusal or f"no engine answers at {self.endpoints.label}; {START_HINT}")
         return self
 
     def close(self) -> None:
@@ -138,13 +150,14 @@ class EngineClient:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for source in (self._events, self._control, self._wake_out):
+        for source in (self._events, self._control, self._handshakes.monitor, self._wake_out):
             poller.register(source, zmq.POLLIN)
         try:
             self._sync.tick()
             while not self._closing.is_set():
                 poller.poll(POLL_MS)
                 self._send_calls()
+                self._read_handshakes()
                 self._read(self._events, self._on_event_frames)
                 self._read(self._control, self._on_control_frames)
                 self._sync.tick()
@@ -167,7 +180,6 @@ class EngineClient:
                 frames = source.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._answered.set()
             try:
                 handle(frames)
             except DecodeError as error:
@@ -189,8 +201,15 @@ class EngineClient:
         fields = unpack(frames[-1], MAX_REPLY_BYTES)
         if not isinstance(fields, dict):
             raise DecodeError("a reply is a map")
+        self.is_read_only = fields.get("read_only") is True
+        self._answered.set()
         self._pending.on_reply(fields)
         self._sync.on_reply(fields)
+
+    def _read_handshakes(self) -> None:
+        self._handshakes.read()
+        if self._handshakes.is_final:
+            self._answered.set()
 
     def _send_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -19,6 +19,7 @@ from kvscope.events.codec import DecodeError
 from kvscope.events.options import OptionError, make_params
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
+from kvscope.transport.keys import ServerKeys
 from kvscope.transport.outbox import Delivery, Outbox, Route
 from kvscope.transport.publisher import Publisher, SnapshotUnavailable
 from kvscope.transport.requests import (
@@ -33,7 +34,7 @@ from kvscope.transport.requests import (
     one_line,
     text_field,
 )
-from kvscope.transport.sockets import bind
+from kvscope.transport.sockets import Listener
 from kvscope.transport.wire import MAX_REQUEST_BYTES
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,20 @@ class _Replay:
 class ControlServer:
     """Binds at once, then answers from its own thread until `close`."""
 
-    def __init__(self, address: str, publisher: Publisher, handler: ControlHandler, *, read_only: bool = False) -> None:
-        """Raises EndpointError when the address cannot be bound."""
+    def __init__(
+        self,
+        address: str,
+        publisher: Publisher,
+        handler: ControlHandler,
+        *,
+        read_only: bool = False,
+        keys: ServerKeys | None = None,
+    ) -> None:
+        """A read-only one tells every client so, and refuses what changes the engine.
+
+        Raises:
+            EndpointError: the address cannot be bound.
+        """
         self.num_refused_frames = 0
         self._publisher, self._handler, self._read_only = publisher, handler, read_only
         self._replays: dict[Route, _Replay] = {}
@@ -89,13 +102,9 @@ class ControlServer:
             Op.RESUME: self._resume,
             Op.STEP: self._step,
         }
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
-            # Bound here so that the caller learns of a bad address; afterwards the thread alone uses it.
-            self._socket = bind(self._context, zmq.ROUTER, address, MAX_REQUEST_BYTES)
-        except BaseException:
-            self._context.term()
-            raise
+        # Bound here so that the caller learns of a bad address; afterwards the thread alone uses it.
+        self._listener = Listener(zmq.ROUTER, address, MAX_REQUEST_BYTES, keys)
+        self._socket = self._listener.socket
         self._thread = threading.Thread(target=self._run, name="kvscope-control", daemon=True)
         self._thread.start()
 
@@ -117,8 +126,7 @@ class ControlServer:
                 if self._outbox:
                     poll_ms = min(poll_ms, BLOCKED_POLL_MS)
         finally:
-            self._socket.close()
-            self._context.term()
+            self._listener.close()
 
     def _receive(self) -> None:
         identity, *envelope, request = self._socket.recv_multipart()
@@ -139,13 +147,15 @@ class ControlServer:
             if op is Op.REPLAY:
                 self._start_replay(client, request_id, fields)
                 return
-            reply = encode_reply(request_id, ok=True, **self._ops[op](fields))
+            answer = {"ok": True, **self._ops[op](fields)}
         except (ControlRefused, OptionError, SnapshotUnavailable) as error:
-            reply = encode_reply(request_id, ok=False, error=one_line(error))
+            answer = {"ok": False, "error": one_line(error)}
         except Exception as error:
             logger.exception("a control request failed")
-            reply = encode_reply(request_id, ok=False, error=f"the engine failed to answer: {one_line(error)}")
-        self._outbox.put(client, reply)
+            answer = {"ok": False, "error": f"the engine failed to answer: {one_line(error)}"}
+        if self._read_only:
+            answer["read_only"] = True
+        self._outbox.put(client, encode_reply(request_id, **answer))
 
     def _parse_op(self, fields: dict[str, Any]) -> Op:
         name = fields.get("op")
@@ -155,7 +165,7 @@ class ControlServer:
             shown = make_printable(name[:40]) if isinstance(name, str) else type(name).__name__
             raise ControlRefused(f"unknown op {shown!r}; ops are {', '.join(o.value for o in Op)}") from None
         if self._read_only and op not in READ_ONLY_OPS:
-            raise ControlRefused(f"{op.value}: this engine is read-only for viewers")
+            raise ControlRefused(f"{op.value}: this engine takes no control (--no-control)")
         return op
 
     def _send(self, client: Route, frame: bytes) -> Delivery:

@@ -24,7 +24,9 @@ from kvscope.transport.endpoints import (
     Endpoints,
     directory_endpoints,
     parse_tcp,
+    reachable_here,
 )
+from kvscope.transport.keys import client_keys
 
 ENGINE_FILE = "engine.json"
 START_HINT = "start one with: kvscope serve"
@@ -35,7 +37,7 @@ _MAX_ENGINE_FILE_BYTES = 1 << 16
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What engine.json says. `started` is wall-clock seconds; `pid_ticks` tells a recycled pid from the engine.
 
-    `listen` is the TCP address of an engine that uses no sockets in its directory.
+    `listen` is the TCP address of an engine that uses no sockets in its directory, `server_key` its public key.
     """
 
     pid: int
@@ -44,6 +46,7 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     started: float = 0.0
     pid_ticks: int | None = None
     listen: str | None = None
+    server_key: str | None = None
 
 
 class EngineDirectory:
@@ -55,7 +58,15 @@ class EngineDirectory:
         self.endpoints = directory_endpoints(path, entry.name)
 
     @classmethod
-    def create(cls, name: str, *, model: str = "", started: float = 0.0, listen: str | None = None) -> Self:
+    def create(
+        cls,
+        name: str,
+        *,
+        model: str = "",
+        started: float = 0.0,
+        listen: str | None = None,
+        server_key: str | None = None,
+    ) -> Self:
         """Claim a name; what a dead engine of that name left behind is removed first.
 
         Raises:
@@ -65,7 +76,15 @@ class EngineDirectory:
         root = runtime_root()
         directory_endpoints(root / name)
         pid = os.getpid()
-        entry = EngineEntry(pid=pid, name=name, model=model, started=started, pid_ticks=_pid_ticks(pid), listen=listen)
+        entry = EngineEntry(
+            pid=pid,
+            name=name,
+            model=model,
+            started=started,
+            pid_ticks=_pid_ticks(pid),
+            listen=listen,
+            server_key=server_key,
+        )
         with _creation_lock(root):
             _remove_dead(root / name)
             make_private(root / name)
@@ -90,14 +109,26 @@ def list_engines() -> list[EngineEntry]:
     return [entry for path in paths if (entry := _read_entry(path)) is not None and _is_live(path, entry)]
 
 
-def resolve(endpoint: str | None) -> Endpoints:
+def resolve(endpoint: str | None, *, key: Path | None = None, server_key: Path | None = None) -> Endpoints:
     """What a person typed, as two addresses: nothing, a name, a directory, a socket's path, or tcp://host:port.
 
+    The keys are for an engine on TCP that wants some; of an engine on this machine the public key is known.
+
     Raises:
-        EndpointError: nothing runs, several run, or there is no such engine.
+        EndpointError: nothing runs, several run, there is no such engine, or a key cannot be used.
     """
     if endpoint is None:
-        return _only_engine()
+        entry = _only_engine()
+    elif (addresses := _addresses(endpoint)) is not None:
+        return addresses._replace(keys=client_keys(key, server_key))
+    else:
+        entry = _named_engine(endpoint)
+    known_key = entry.server_key.encode() if entry.server_key is not None else None
+    return _endpoints_of(entry)._replace(keys=client_keys(key, server_key or known_key))
+
+
+def _addresses(endpoint: str) -> Endpoints | None:
+    """Of something other than a name."""
     if endpoint.startswith("tcp://"):
         return parse_tcp(endpoint)
     path = Path(endpoint.removeprefix("ipc://")).expanduser()
@@ -105,23 +136,23 @@ def resolve(endpoint: str | None) -> Endpoints:
         return directory_endpoints(path.absolute().parent)
     if path.is_dir() and (path / EVENTS_SOCKET).is_socket() and (path / CONTROL_SOCKET).is_socket():
         return directory_endpoints(path.absolute())
-    return _named_engine(endpoint)
+    return None
 
 
-def _only_engine() -> Endpoints:
+def _only_engine() -> EngineEntry:
     engines = list_engines()
     if not engines:
         raise EndpointError(f"no engine is running; {START_HINT}")
     if len(engines) > 1:
         raise EndpointError(f"several engines are running: {', '.join(entry.name for entry in engines)}; name one")
-    return _endpoints_of(engines[0])
+    return engines[0]
 
 
-def _named_engine(endpoint: str) -> Endpoints:
+def _named_engine(endpoint: str) -> EngineEntry:
     engines = list_engines()
     for entry in engines:
         if entry.name == endpoint:
-            return _endpoints_of(entry)
+            return entry
     running = f"running: {', '.join(entry.name for entry in engines)}" if engines else START_HINT
     shown = make_printable(endpoint)
     if "/" in endpoint:
@@ -131,7 +162,7 @@ def _named_engine(endpoint: str) -> Endpoints:
 
 def _endpoints_of(entry: EngineEntry) -> Endpoints:
     if entry.listen is not None:
-        return parse_tcp(entry.listen)._replace(label=entry.name)
+        return reachable_here(parse_tcp(entry.listen))._replace(label=entry.name)
     return directory_endpoints(runtime_root() / entry.name, entry.name)
 
 

@@ -14,12 +14,27 @@ class EndpointError(ValueError):
     """No usable endpoint. One line that names the fix."""
 
 
+class KeyPair(NamedTuple):
+    """A CURVE key, both halves in Z85."""
+
+    public: bytes
+    secret: bytes
+
+
+class ClientKeys(NamedTuple):
+    """What it takes to connect to an engine that wants keys: one's own pair, and the engine's public key."""
+
+    own: KeyPair
+    server: bytes
+
+
 class Endpoints(NamedTuple):
     """Where an engine's stream and its control channel are; `label` is what a person calls it."""
 
     events: str
     control: str
     label: str
+    keys: ClientKeys | None = None
 
 
 def directory_endpoints(directory: Path, label: str | None = None) -> Endpoints:
@@ -40,8 +55,8 @@ def check_socket_path(path: Path) -> None:
         )
 
 
-def parse_listen(text: str) -> Endpoints:
-    """`tcp://127.0.0.1:PORT` to bind: events at PORT, control at PORT + 1. Loopback only.
+def parse_listen(text: str, *, has_keys: bool = False) -> Endpoints:
+    """`tcp://ADDRESS:PORT` to bind: events at PORT, control at PORT + 1. Loopback only, unless there are keys.
 
     Raises:
         EndpointError: not such an address, or one that other machines could reach.
@@ -49,15 +64,26 @@ def parse_listen(text: str) -> Endpoints:
     host, port = _split_tcp(text)
     host = "127.0.0.1" if host == "localhost" else host
     try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        loopback = False
-    if not loopback:
+        address = None
+    if not has_keys and (address is None or not address.is_loopback):
         raise EndpointError(
-            f"{text}: an address that others can reach needs keys, which this version does not have; "
-            f"listen on tcp://127.0.0.1:{port} and forward it with ssh -L"
+            f"{text}: an address that others can reach needs keys: --allow their .key files (kvscope keys new makes "
+            f"them), or listen on tcp://127.0.0.1:{port} and forward it with ssh -L"
         )
+    if address is None:
+        raise EndpointError(f"{text}: listen on a numeric address, such as 127.0.0.1 or 0.0.0.0")
     return _tcp_endpoints(host, port)
+
+
+def reachable_here(endpoints: Endpoints) -> Endpoints:
+    """The same, with an address of this machine where an engine listens on all of them."""
+    events, control = (
+        address.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
+        for address in (endpoints.events, endpoints.control)
+    )
+    return endpoints._replace(events=events, control=control)
 
 
 def parse_tcp(text: str) -> Endpoints:

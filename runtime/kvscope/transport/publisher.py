@@ -19,8 +19,9 @@ from kvscope.events.codec import MAX_BATCH_BYTES, MAX_EVENTS_PER_BATCH, encode_b
 from kvscope.events.state import EngineState, FullState, apply_batch
 from kvscope.events.types import Batch, BatchesDropped
 from kvscope.transport.healing import receivable
+from kvscope.transport.keys import ServerKeys
 from kvscope.transport.ring import ReplayRing, SentBatch
-from kvscope.transport.sockets import bind
+from kvscope.transport.sockets import Listener
 from kvscope.transport.wire import (
     EVENTS_TOPIC,
     HEARTBEAT_INTERVAL_S,
@@ -97,6 +98,7 @@ class Publisher:
         ring_batches: int = RING_BATCHES,
         ring_bytes: int = RING_BYTES,
         heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
+        keys: ServerKeys | None = None,
     ) -> None:
         """Raises EndpointError when the address cannot be bound."""
         self.ring = ReplayRing(ring_batches, ring_bytes)
@@ -115,13 +117,9 @@ class Publisher:
         self._num_heartbeats = 0
         self._last_batch: Batch | None = None
         self._last_batch_at_ns = time.monotonic_ns()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
-            # Bound here so that the caller learns of a bad address; afterwards the thread alone uses it.
-            self._socket = bind(self._context, zmq.PUB, address, MAX_REQUEST_BYTES)
-        except BaseException:
-            self._context.term()
-            raise
+        # Bound here so that the caller learns of a bad address; afterwards the thread alone uses it.
+        self._listener = Listener(zmq.PUB, address, MAX_REQUEST_BYTES, keys)
+        self._socket = self._listener.socket
         self._thread = threading.Thread(target=self._run, name="kvscope-publisher", daemon=True)
         self._thread.start()
 
@@ -214,8 +212,7 @@ class Publisher:
                     self._send_heartbeat()
                     next_heartbeat = time.monotonic() + self._heartbeat_interval_s
         finally:
-            self._socket.close()
-            self._context.term()
+            self._listener.close()
 
     def _send_or_log(self, batch: Batch) -> None:
         try:
