@@ -4,6 +4,10 @@ One program computes one tile of query rows of one sequence and one KV head. Its
 KV head's group) pairs, so each K and V is read once per group, straight from the pool through the block table
 (PagedAttention, SOSP'23). Softmax is computed online over tiles of positions (FlashAttention-2, algorithm 1).
 
+A decode may split the positions of a sequence over several programs (Flash-Decoding); a second kernel then weighs
+their partial results. How many is decided on the device, from the lengths of the whole batch: a launch depends on the
+number of sequences alone, so that a CUDA graph can hold it.
+
 ```
 rows     query 0: head 0, head 1, head 2, (pad)    GROUP = 3, GROUP_ROWS = 4
          query 1: head 0, head 1, head 2, (pad)    BLOCK_Q = BLOCK_M // GROUP_ROWS queries per tile
@@ -15,6 +19,8 @@ Nothing here calls Triton's jitted standard library (`tl.max`, `tl.sum`, `tl.zer
 
 import triton
 import triton.language as tl
+
+from kvscope.kernels.triton_splits import split_length, visible_start
 
 
 @triton.jit
@@ -55,6 +61,8 @@ def load_block_ids(table, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constex
 @triton.jit
 def paged_attention_kernel(  # noqa: PLR0917 (a launch passes arguments by position)
     output,
+    partial_output,
+    partial_lse,
     query,
     key_cache,
     value_cache,
@@ -62,6 +70,7 @@ def paged_attention_kernel(  # noqa: PLR0917 (a launch passes arguments by posit
     context_lengths,
     block_tables,
     num_seqs,
+    target_programs,
     score_scale,
     soft_cap,
     output_stride_token,
@@ -80,6 +89,9 @@ def paged_attention_kernel(  # noqa: PLR0917 (a launch passes arguments by posit
     SLIDING_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     ONE_QUERY: tl.constexpr,
+    SKIP_ONE_QUERY: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SEQS_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -87,7 +99,14 @@ def paged_attention_kernel(  # noqa: PLR0917 (a launch passes arguments by posit
     VALUE_PAD: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
 ):
-    """Grid `(tiles, num_kv_heads)`; tiles are sequences where ONE_QUERY, else `num_tokens // BLOCK_Q + num_seqs`.
+    """Grid `(tiles, num_kv_heads, NUM_SPLITS)`; tiles are sequences where ONE_QUERY, else `num_tokens // BLOCK_Q +
+    num_seqs`.
+
+    ONE_QUERY computes the sequences with one query (decodes) and leaves the others alone; SKIP_ONE_QUERY the reverse:
+    one launch per phase. NUM_SPLITS, a power of two, is above one for decodes only. A sequence that is split in several
+    leaves its parts in partial_output, float32 `[num_seqs, num_query_heads, NUM_SPLITS, VALUE_HEAD_SIZE]`, each
+    divided by its own sum of weights, whose binary logarithm (the scores' maximum included) goes to partial_lse,
+    float32 `[num_seqs, num_query_heads, NUM_SPLITS]`; `combine_splits_kernel` turns them into the output.
 
     Scores are kept in units of log2(e), for exp2: `score_scale` is `scale * log2(e)`. With a soft cap, `cap * tanh(x)`
     is `cap - 2 * cap / (exp2(2 * log2(e) * x) + 1)`: then `score_scale` is `2 * log2(e) * scale / cap` and `soft_cap`
@@ -105,6 +124,9 @@ def paged_attention_kernel(  # noqa: PLR0917 (a launch passes arguments by posit
     num_queries = tl.load(query_start + sequence + 1) - first_token
     if first_query >= num_queries:
         return
+    if ONE_QUERY or SKIP_ONE_QUERY:  # noqa: SIM102 (the outer one is decided at compile time)
+        if (num_queries == 1) != ONE_QUERY:
+            return
     context_length = tl.load(context_lengths + sequence)
     table = block_tables + sequence.to(tl.int64) * table_stride
 
@@ -122,13 +144,27 @@ def paged_attention_kernel(  # noqa: PLR0917 (a launch passes arguments by posit
         other=0.0,
     ).to(DOT_DTYPE)
 
-    # Positions [start, end) that any row of this tile sees, start rounded down to where a table load may begin.
-    first_position = context_length - num_queries + first_query
-    end = tl.minimum(first_position + BLOCK_Q, context_length)
-    start = 0
-    if SLIDING_WINDOW is not None:
-        ALIGNMENT: tl.constexpr = min(TILE, BLOCK_SIZE)
-        start = tl.maximum(first_position - SLIDING_WINDOW + 1, 0) // ALIGNMENT * ALIGNMENT
+    # Positions [start, end) that any row of this tile sees, and of these the ones of this split.
+    end = tl.minimum(context_length - num_queries + first_query + BLOCK_Q, context_length)
+    start = visible_start(context_length, first_query, num_queries, SLIDING_WINDOW, min(TILE, BLOCK_SIZE))
+    num_splits = 1
+    if NUM_SPLITS > 1:
+        length = split_length(
+            context_lengths,
+            num_seqs,
+            end - start,
+            tl.num_programs(1),
+            target_programs,
+            SLIDING_WINDOW,
+            NUM_SPLITS,
+            TILE,
+            SEQS_PAD,
+        )
+        num_splits = (end - start + length - 1) // length
+        start += tl.program_id(2) * length
+        if start >= end:
+            return
+        end = tl.minimum(start + length, end)
 
     row_max = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     row_sum = tl.full((BLOCK_M,), 0.0, tl.float32)
@@ -171,8 +207,12 @@ def paged_attention_kernel(  # noqa: PLR0917 (a launch passes arguments by posit
         row_max = new_max
 
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)  # only padding rows saw nothing
-    tl.store(
-        output + token[:, None] * output_stride_token + query_head[:, None] * output_stride_head + value_dim[None, :],
-        (accumulator / row_sum[:, None]).to(output.dtype.element_ty),
-        mask=is_row[:, None] & (value_dim < VALUE_HEAD_SIZE)[None, :],
-    )
+    result = accumulator / row_sum[:, None]
+    mask = is_row[:, None] & (value_dim < VALUE_HEAD_SIZE)[None, :]
+    if num_splits == 1:
+        target = token[:, None] * output_stride_token + query_head[:, None] * output_stride_head
+        tl.store(output + target + value_dim[None, :], result.to(output.dtype.element_ty), mask=mask)
+    else:
+        part = (sequence.to(tl.int64) * tl.num_programs(1) * GROUP + query_head) * NUM_SPLITS + tl.program_id(2)
+        tl.store(partial_output + part[:, None] * VALUE_HEAD_SIZE + value_dim[None, :], result, mask=mask)
+        tl.store(partial_lse + part, row_max + tl.log2(row_sum), mask=is_row)

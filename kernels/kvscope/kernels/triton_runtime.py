@@ -5,7 +5,11 @@ import sys
 
 import torch
 
-KERNEL_MODULES = ("kvscope.kernels.triton_attention", "kvscope.kernels.triton_cache")
+KERNEL_MODULES = (
+    "kvscope.kernels.triton_splits",
+    "kvscope.kernels.triton_attention",
+    "kvscope.kernels.triton_cache",
+)
 
 
 def load_kernels() -> bool:

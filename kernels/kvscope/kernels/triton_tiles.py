@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 MIN_DOT_ROWS = 16  # the smallest M, N and K of `tl.dot`
 MAX_INTERPRETED_TILE = 512
+PROGRAMS_PER_MULTIPROCESSOR = 2  # enough loads in flight for the memory; one each leaves the last wave half empty
+MAX_SPLITS = 64
 
 
 class Tiles(NamedTuple):
@@ -43,3 +45,25 @@ def interpreted_tiles(*, group_size: int, max_query_length: int, max_context_len
         block_m=max(next_power_of_two(group_size), min(max(rows, MIN_DOT_ROWS), MAX_INTERPRETED_TILE)),
         tile=min(max(next_power_of_two(max_context_length), MIN_DOT_ROWS), MAX_INTERPRETED_TILE),
     )
+
+
+class Splits(NamedTuple):
+    """How decodes are shared out: at most `per_sequence` programs a sequence and KV head, about `programs` in all."""
+
+    per_sequence: int
+    programs: int
+
+
+NO_SPLITS = Splits(per_sequence=1, programs=1)
+
+
+def compiled_splits(*, num_seqs: int, num_kv_heads: int, num_multiprocessors: int) -> Splits:
+    """The upper bound that a launch is made for; the device then splits by the lengths of the batch.
+
+    A batch that fills the multiprocessors by itself is not split: the second pass would cost, and bring nothing.
+    """
+    programs = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors
+    wanted = -(-programs // (num_seqs * num_kv_heads))
+    if num_seqs * num_kv_heads * 4 > programs * 3:
+        return NO_SPLITS
+    return Splits(min(next_power_of_two(wanted), MAX_SPLITS), programs)
