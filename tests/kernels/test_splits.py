@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvscope.kernels.triton_backend import TritonBackend
+from kvscope.kernels.triton_backend import Phase, TritonBackend
 from kvscope.kernels.triton_tiles import MAX_SPLITS, NO_SPLITS, Splits, Tiles, compiled_splits
 
 TILES = Tiles(block_m=16, tile=16)
@@ -80,6 +80,22 @@ def test_the_long_sequence_is_split_and_the_short_ones_are_not(make_case):
     check(backend, case)
     # 219 positions over 8 programs are 28 each, in tiles of 16 that is 32: seven parts of 200, and the rest whole.
     assert backend.lse.isfinite()[:, 0].sum(1).tolist() == [7, 0, 0]
+    # Only what the window shows is shared out: 59 positions, 16 each; the last 40 of 200 begin at 160.
+    check(backend, case, sliding_window=40)
+    assert backend.lse.isfinite()[:, 0].sum(1).tolist() == [3, 0, 0]
+
+
+@pytest.mark.parametrize(("phase", "mine"), [(Phase.DECODE, [False, True]), (Phase.PREFILL, [True, False])])
+def test_a_launch_leaves_the_other_phase_alone(make_case, phase, mine):
+    case = make_case([3, 1], [5, 70], num_kv_heads=1)
+    output = torch.full_like(case.query, float("nan"))
+    caches = (case.key_cache, case.value_cache)
+    TritonBackend(TILES, Splits(4, 16))._launch(
+        phase, output, case.query, *caches, case.batch, case.scale, sliding_window=None, soft_cap=None
+    )
+    prefill, decode = output[:3], output[3:]
+    assert [prefill.isfinite().all(), decode.isfinite().all()] == mine
+    assert [prefill.isnan().all(), decode.isnan().all()] == [not computed for computed in mine]
 
 
 def test_unwritten_slots_change_no_bit(make_case):
