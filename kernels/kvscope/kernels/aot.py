@@ -1,13 +1,20 @@
-"""Compiles the kernels ahead of time for GPUs that need not be there: does the code still compile, and how large is it.
+"""Compiles the kernels ahead of time for GPUs that need not be there, and looks at what came out.
+
+Does the code still compile, how much shared memory and how many registers does it take, does anything spill, how wide
+are the loads, and do the matrix units work? The last four are read from PTX and from `cuobjdump`, for NVIDIA only.
 
 `python -m kvscope.kernels.aot [TARGET ...]` prints a table. Not in a process where the kernels are interpreted.
 """
 
 import math
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from itertools import product
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 from kvscope.kernels.triton_tiles import compiled_tiles, next_power_of_two
@@ -32,9 +39,12 @@ class AttentionShape(NamedTuple):
     block_size: int
     sliding_window: int | None = None
     has_soft_cap: bool = False
+    num_splits: int = 1
 
     def __str__(self) -> str:
         variant = f"{' window' if self.sliding_window else ''}{' softcap' if self.has_soft_cap else ''}"
+        if self.num_splits > 1:
+            variant += f" splits {self.num_splits}"
         phase = "decode" if self.one_query else "prefill"
         return f"{phase} {self.dtype} head {self.head_size} block {self.block_size}{variant}"
 
@@ -47,6 +57,20 @@ class CompiledShape(NamedTuple):
     shared_bytes: int
     binary_bytes: int
     elapsed_seconds: float
+    machine_code: "MachineCode | None"
+    """None for a target that is not NVIDIA's."""
+
+
+class MachineCode(NamedTuple):
+    """What the compiler made of one kernel for an NVIDIA GPU."""
+
+    registers: int
+    """Per thread, 255 at most."""
+    stack_bytes: int
+    """Per thread; more than none means that registers were spilled to memory."""
+    copy_bytes: frozenset[int]
+    """Widths of the asynchronous copies from global to shared memory, in bytes per thread: K and V, 16 at best."""
+    has_matrix_operations: bool
 
 
 # Every element type with every head size, every block size with every variant: the corners, not the full product.
@@ -64,6 +88,8 @@ ATTENTION_SHAPES = [
     ),
     AttentionShape(True, "fp16", 80, 16),
     AttentionShape(False, "fp16", 80, 16),
+    *(AttentionShape(True, "bf16", head_size, 16, num_splits=splits) for head_size in (64, 128) for splits in (4, 64)),
+    AttentionShape(True, "bf16", 128, 16, 128, True, num_splits=16),
 ]
 
 
@@ -94,13 +120,36 @@ def compile_all(
                 shared_bytes=compiled.metadata.shared,
                 binary_bytes=len(compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]),
                 elapsed_seconds=time.perf_counter() - started,
+                machine_code=_inspect(compiled.asm) if gpu.backend == "cuda" else None,
             )
+
+
+def _inspect(code: dict[str, Any]) -> MachineCode:
+    """Read PTX (text) and cubin (bytes). The tool that lists resources ships inside Triton's wheel."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code["cubin"])
+        file.flush()
+        listing = subprocess.run(  # noqa: S603 (our own file, Triton's own tool)
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", listing))
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x[0-9a-f]+|\d+)", code["ptx"])
+    return MachineCode(
+        registers=int(usage["REG"]),
+        stack_bytes=int(usage["STACK"]) + int(usage["LOCAL"]),
+        copy_bytes=frozenset(int(width, 0) for width in copies),
+        has_matrix_operations=bool(re.search(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)", code["ptx"])),
+    )
 
 
 def _sources(shapes: Iterable[AttentionShape]) -> Iterator[tuple[str, Any, dict[str, int]]]:
     """Name, Triton source and compile options of everything to compile."""
     from kvscope.kernels.triton_attention import paged_attention_kernel
     from kvscope.kernels.triton_cache import copy_blocks_kernel, write_kv_kernel
+    from kvscope.kernels.triton_splits import combine_splits_kernel
 
     for shape in shapes:
         tiles = compiled_tiles(
@@ -113,6 +162,10 @@ def _sources(shapes: Iterable[AttentionShape]) -> Iterator[tuple[str, Any, dict[
         constants = _attention_constants(shape, tiles.block_m, tiles.tile)
         options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "enable_fp_fusion": True}
         yield f"attention {shape}", _source(paged_attention_kernel, pointers, constants), options
+        if shape.num_splits > 1:
+            kept = {name: value for name, value in constants.items() if name in combine_splits_kernel.arg_names}
+            source = _source(combine_splits_kernel, {"output": f"*{shape.dtype}"}, kept)
+            yield f"combine {shape}", source, {"enable_fp_fusion": True}
 
     row_constants = {"NUM_KV_HEADS": 3, "ROWS": 16}
     for new, cache in (("fp32", "bf16"), ("bf16", "bf16")):
@@ -139,6 +192,9 @@ def _attention_constants(shape: AttentionShape, block_m: int, tile: int) -> dict
         "SLIDING_WINDOW": shape.sliding_window,
         "HAS_SOFT_CAP": shape.has_soft_cap,
         "ONE_QUERY": shape.one_query,
+        "SKIP_ONE_QUERY": not shape.one_query,
+        "NUM_SPLITS": shape.num_splits,
+        "SEQS_PAD": 16,
         "BLOCK_M": block_m,
         "GROUP_ROWS": next_power_of_two(GROUP_SIZE),
         "TILE": tile,
@@ -151,6 +207,8 @@ def _attention_constants(shape: AttentionShape, block_m: int, tile: int) -> dict
 # Every stride but the table's counts whole heads.
 ALIGNED_STRIDES = ("output_stride", "query_stride", "key_", "value_", "stride")
 POINTER_TYPES = {
+    "partial_output": "*fp32",
+    "partial_lse": "*fp32",
     "query_start": "*i32",
     "context_lengths": "*i32",
     "block_tables": "*i32",
@@ -179,12 +237,17 @@ def main(targets: list[str]) -> None:
     started = time.perf_counter()
     widest = max(len(f"attention {shape}") for shape in ATTENTION_SHAPES)
     write = sys.stdout.write
-    write(f"{'target':8} {'kernel':{widest}} {'shared':>8} {'binary':>8} {'time':>7}\n")
+    write(f"{'target':8} {'kernel':{widest}} {'shared':>8} {'binary':>8} {'registers':>9} {'stack':>6} {'time':>7}\n")
     count = 0
     for done in compile_all(targets or TARGETS):
         count += 1
         shared, binary = f"{done.shared_bytes / 1024:.1f} K", f"{math.ceil(done.binary_bytes / 1024)} K"
-        write(f"{done.target:8} {done.kernel:{widest}} {shared:>8} {binary:>8} {done.elapsed_seconds:>5.2f} s\n")
+        code = done.machine_code
+        registers, stack = (code.registers, code.stack_bytes) if code else ("", "")
+        write(
+            f"{done.target:8} {done.kernel:{widest}} {shared:>8} {binary:>8} {registers:>9} {stack:>6} "
+            f"{done.elapsed_seconds:>5.2f} s\n"
+        )
     write(f"{count} kernels compiled in {time.perf_counter() - started:.0f} s\n")
 
 

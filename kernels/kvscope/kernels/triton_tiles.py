@@ -29,13 +29,17 @@ def compiled_tiles(*, one_query: bool, group_size: int, head_size: int, element_
 
     Decode is bound by reading KV: the fewest rows the matrix units take, and a wide tile to have many loads in
     flight. Prefill is bound by arithmetic: as many rows as positions. Rows above 256 bytes make smaller tiles, so that
-    two stages of K and V fit the 64 KiB of shared memory of the smallest target (CDNA 3).
+    two stages of K and V fit the 64 KiB of shared memory of the smallest target (CDNA 3). Where a prefill's tile would
+    need more than 255 registers a thread, it has fewer positions (float32, which has no matrix units, fewer rows too).
     """
     group_rows = next_power_of_two(group_size)
     row_bytes = next_power_of_two(head_size) * element_size  # of one K or V row
     tile = max(MIN_DOT_ROWS, min(64, 64 * 256 // row_bytes))
-    rows = MIN_DOT_ROWS if one_query else tile
-    return Tiles(block_m=max(rows, group_rows), tile=tile)
+    if one_query:
+        return Tiles(block_m=max(MIN_DOT_ROWS, group_rows), tile=tile)
+    if element_size == 4:
+        return Tiles(block_m=max(32, group_rows), tile=MIN_DOT_ROWS)
+    return Tiles(block_m=max(tile, group_rows), tile=max(MIN_DOT_ROWS, min(tile, 32 * 256 // row_bytes)))
 
 
 def interpreted_tiles(*, group_size: int, max_query_length: int, max_context_length: int) -> Tiles:
