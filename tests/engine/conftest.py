@@ -17,7 +17,7 @@ from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.engine import Engine
 from kvscope.engine.model_loader import LoadedModel, load_model
-from kvscope.engine.sampler import choose_token
+from kvscope.engine.sampler import choose_token, rank_tokens
 from kvscope.engine.sinks import AuditSink
 from kvscope.events.types import EngineInfo
 from kvscope.kernels.backend import get_backend
@@ -133,7 +133,14 @@ def fake_engine() -> Callable[..., Fixture]:
         info, sink = fake_info(**changes), AuditSink(keep=True)
         runner = FakeRunner(info.num_blocks, info.block_size)
         engine = Engine(
-            info, runner, FakeTokenizer(), sink, choose=choose_token, free_order=free_order, eos_token_ids=eos
+            info,
+            runner,
+            FakeTokenizer(),
+            sink,
+            choose=choose_token,
+            rank=rank_tokens,
+            free_order=free_order,
+            eos_token_ids=eos,
         )
         return Fixture(engine, sink)
 

@@ -20,6 +20,13 @@ OPERATIONS_PER_RUN = 40
 
 
 def random_params(rng: random.Random) -> SamplingParams:
+    if rng.random() < 0.15:
+        return SamplingParams(
+            beam_width=rng.choice([2, 3, 4]),
+            max_tokens=rng.randint(1, 12),
+            length_penalty=rng.choice([0.0, 1.0, 2.0]),
+            ignore_eos=rng.random() < 0.3,
+        )
     return SamplingParams(
         n=rng.choice([1, 1, 2, 3, 4]),
         max_tokens=rng.randint(1, 12),

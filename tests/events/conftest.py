@@ -56,6 +56,11 @@ SAMPLES: tuple[Event, ...] = (
     ev.RequestPreempted(request_id="r1", for_request_id="r0", blocks_needed=1, blocks_gained=2, tokens_lost=7),
     ev.RequestFinished(request_id="r1"),
     ev.SequenceFinished(sequence_id="r1.0", reason="length"),
+    ev.SequenceForked(sequence_id="r1.1", from_sequence_id="r1.0"),
+    ev.HypothesisFinished(
+        request_id="r1", from_sequence_id="r1.0", token_id=7, piece=".", text=".", score=-0.75, reason="stop"
+    ),
+    ev.BeamSearchFinished(request_id="r1"),
     ev.BlocksAllocated(sequence_id="r1.0", first_logical_block=0, block_ids=[3, 0, 5]),
     ev.BlocksShared(sequence_id="r1.1", from_sequence_id="r1.0", block_ids=[3, 0]),
     ev.BlockCopied(sequence_id="r1.1", logical_block=1, source_block=0, target_block=2, num_slots=2),
@@ -73,7 +78,7 @@ SAMPLES: tuple[Event, ...] = (
     ),
     ev.BlocksReleased(sequence_id="r1.0", block_ids=[3, 0], freed_block_ids=[0], cached_block_ids=[0]),
     ev.StepScheduled(sequence_ids=["r1.0"], num_scheduled_tokens=[6]),
-    ev.TokensGenerated(sequence_id="r1.0", token_ids=[42], pieces=[" a"], text=" a"),
+    ev.TokensGenerated(sequence_id="r1.0", token_ids=[42], pieces=[" a"], text=" a", score=-0.5),
     ev.StepCompleted(elapsed_ns=1_500_000, num_tokens=6),
 )
 

@@ -48,7 +48,7 @@ def run(
 
     MODEL is tiny-shakespeare (the embedded one), a directory, or a hub id. The first word is the model unless it is an
     option. Options: n, max_tokens, temperature (0 is greedy), top_k, top_p, seed, stop,
-    ignore_eos, cache_salt.
+    ignore_eos, cache_salt; beam_width and length_penalty for beam search.
 
     \b
     kvscope run --prompt "O Romeo," n=2 max_tokens=32

@@ -33,6 +33,7 @@ class SequenceFrame(NamedTuple):
     text: str
     num_copies: int
     finish_reason: str | None
+    score: float | None = None  # of a beam: see SequenceState
 
     @property
     def num_generated(self) -> int:
@@ -48,6 +49,7 @@ class RequestFrame(NamedTuple):
     params: SamplingParams
     sequences: tuple[SequenceFrame, ...]
     owner: int  # colour code, see owners.py
+    num_hypotheses: int = 0  # ways to end that beam search has found
 
 
 class PoolFrame(NamedTuple):
@@ -228,6 +230,7 @@ def _copy_request(request: RequestState) -> RequestFrame:
         params=request.params,
         sequences=tuple(_copy_sequence(sequence, prompt_pieces) for sequence in request.sequences),
         owner=owner_code(request.request_id),
+        num_hypotheses=len(request.hypotheses),
     )
 
 
@@ -241,6 +244,7 @@ def _copy_sequence(sequence: SequenceState, prompt_pieces: tuple[str, ...]) -> S
         text=sequence.text,
         num_copies=sequence.num_copies,
         finish_reason=sequence.finish_reason,
+        score=sequence.score,
     )
 
 

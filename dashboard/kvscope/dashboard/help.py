@@ -39,6 +39,7 @@ def draw_help(glyphs: Glyphs, width: int) -> list[Strip]:
             ("Enter", "send"),
             ("", "options at the end of the line:"),
             ("", "n=2 max_tokens=64 temperature=0.8 top_k top_p seed stop ignore_eos"),
+            ("", "beam_width=4 length_penalty=1.0: beam search instead of drawing"),
         ],
         width,
     )

@@ -56,6 +56,8 @@ def _request_words(frame: Frame, request: RequestFrame, glyphs: Glyphs, width: i
     parts: list[Part] = [(f"{request.request_id} ", name_style), (f"{glyph} {words}", style)]
     if not ended and request.status == "running":
         parts += _sums(frame, request)
+    if request.num_hypotheses:
+        parts.append((f"  {request.num_hypotheses} of {request.params.beam_width} hypotheses", theme.TEXT))
     if request.num_preemptions and request.status != "preempted":
         parts.append((f"  {glyphs.preempt} preempted {request.num_preemptions}{glyphs.times}", theme.NOTICE))
     room = width - 1 - measure(parts) - 4
@@ -110,6 +112,8 @@ def _sequence_words(
         facts.append(f"{shared} shared")
     if sequence.num_copies:
         facts.append(f"{sequence.num_copies} CoW")
+    if sequence.score is not None:
+        facts.append(f"score {sequence.score:.2f}")
     parts: list[Part] = [(f"  {sequence.sequence_id} ", style), (" ".join(facts), style)]
     if sequence.finish_reason is not None:
         parts.append((f" {glyphs.tick} {sequence.finish_reason}", style))

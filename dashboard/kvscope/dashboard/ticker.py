@@ -50,10 +50,10 @@ def _look(kind: type[Event], glyphs: Glyphs) -> tuple[str, Style, bool]:
         return glyphs.reserved, theme.BRAND, False
     if kind is ev.SlotsWritten:
         return glyphs.written, theme.BRAND, False
-    if kind is ev.BlocksShared:
+    if kind in (ev.BlocksShared, ev.SequenceForked):
         return "=", theme.STRONG, False
     if kind is ev.BlocksReleased:
         return "-", theme.SOFT, False
-    if kind in (ev.RequestFinished, ev.SequenceFinished):
+    if kind in (ev.RequestFinished, ev.SequenceFinished, ev.HypothesisFinished, ev.BeamSearchFinished):
         return glyphs.tick, theme.GOOD, False
     return glyphs.separator, theme.SOFT, False

@@ -81,6 +81,7 @@ class BlockTables:
         child.block_table = list(parent.block_table)
         child.num_computed = parent.num_computed
         child.num_indexed = parent.num_indexed
+        child.block_keys = parent.block_keys.copy()
         self._events.append(
             ev.BlocksShared(
                 sequence_id=child.sequence_id,

@@ -14,8 +14,17 @@ class Choice(NamedTuple):
     margin: float
 
 
+class Candidate(NamedTuple):
+    """A token that may come next, with its log-probability."""
+
+    token_id: int
+    log_probability: float
+
+
 # From one sequence's logits (whatever the runner makes), the request's options, and the name of the draw.
 ChooseToken = Callable[[Any, SamplingParams, tuple[object, ...]], Choice]
+# From one sequence's logits, its most probable next tokens, best first: what beam search compares.
+RankTokens = Callable[[Any, int], list[Candidate]]
 
 
 def draw_seed(engine_seed: int, request_id: str) -> int:

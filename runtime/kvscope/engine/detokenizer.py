@@ -1,5 +1,6 @@
 """Token ids to text: single pieces for slots, and a stream of whole characters for reading."""
 
+import copy
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,12 @@ class StreamDetokenizer:
         self._window = list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
         self._said = self._decode()
         self._num_held = 0
+
+    def copy(self) -> "StreamDetokenizer":
+        """One that goes on from here on its own."""
+        twin = copy.copy(self)
+        twin._window = self._window.copy()
+        return twin
 
     def push(self, token_id: int) -> str:
         """The text this token completes; empty while a character is unfinished."""

@@ -10,19 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from kvscope.engine.beam_search import BeamSearch, num_candidates
+from kvscope.engine.beams import Beams
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
-from kvscope.engine.choice import ChooseToken, draw_seed
-from kvscope.engine.detokenizer import StreamDetokenizer, TokenPieces
+from kvscope.engine.choice import ChooseToken, RankTokens, draw_seed
 from kvscope.engine.export import export_state
+from kvscope.engine.outputs import Outputs
 from kvscope.engine.prefixes import Prefixes
 from kvscope.engine.request import Request, RequestStatus
 from kvscope.engine.request import Sequence as SequenceOfRequest
 from kvscope.engine.scheduler import Limits, Scheduler, StepPlan
-from kvscope.engine.stop_strings import cut_at_stop, first_stop
 from kvscope.events import types as ev
 from kvscope.events.state import MAX_FINISHED_REQUESTS, Counters, EngineState, FullState
-from kvscope.events.types import Batch, EngineInfo, Event, FinishReason, Phase, SamplingParams
+from kvscope.events.types import Batch, EngineInfo, Event, Phase, SamplingParams
 from kvscope.transport.publisher import EventSink
 
 MAX_CHARACTERS_PER_TOKEN = 128  # the longest tokens of real vocabularies are runs of this many spaces
@@ -49,6 +50,7 @@ class Engine:
         sink: EventSink,
         *,
         choose: ChooseToken,
+        rank: RankTokens | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         free_order: Sequence[int] | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -71,11 +73,11 @@ class Engine:
         self.scheduler = Scheduler(self._tables, limits, self._events, self._prefixes)
         self._runner = runner
         self._choose = choose
-        self._tokenizer = tokenizer
+        self._rank = rank
         self._encoder = copy.deepcopy(tokenizer)  # a tokenizer must not be used by two threads at once
         self._encoder_lock = threading.Lock()
-        self._pieces = TokenPieces(tokenizer)
-        self._detokenizers: dict[str, StreamDetokenizer] = {}
+        self._outputs = Outputs(tokenizer, eos_token_ids, info.max_model_len)
+        self._beams = Beams(self._tables, self._outputs, self._events)
         self._eos_token_ids = eos_token_ids
         self._sink = sink
         self._clock_ns = clock_ns
@@ -123,14 +125,19 @@ class Engine:
                 f"the prompt holds token {max(prompt_token_ids)}, which the tokenizer knows and the model does not: "
                 f"it has {info.vocab_size} tokens"
             )
-        if params.n > info.max_num_seqs:
+        wish = f"beam_width={params.beam_width}" if params.beam_width > 1 else f"n={params.n}"
+        if params.num_sequences > info.max_num_seqs:
             raise RequestRefusedError(
-                f"n={params.n} needs {params.n} sequence seats; --max-num-seqs is {info.max_num_seqs}"
+                f"{wish} needs {params.num_sequences} sequence seats; --max-num-seqs is {info.max_num_seqs}"
             )
+        if params.beam_width > 1 and self._rank is None:
+            raise RequestRefusedError("this engine has no model to compare beams by")
+        if params.beam_width > 1 and num_candidates(params.beam_width, self._eos_token_ids) > info.vocab_size:
+            raise RequestRefusedError(f"{wish} is too much for a vocabulary of {info.vocab_size} tokens")
         needed = self.scheduler.worst_case_blocks(num_prompt, params)
         if needed > info.num_blocks:
             raise RequestRefusedError(
-                f"{num_prompt} prompt tokens with n={params.n} max_tokens={params.max_tokens} can need "
+                f"{num_prompt} prompt tokens with {wish} max_tokens={params.max_tokens} can need "
                 f"{needed} blocks; the pool has {info.num_blocks} of {info.block_size} slots"
             )
 
@@ -248,9 +255,7 @@ class Engine:
                 self._prefixes.index_written(sequence, self._request_of(sequence).params.cache_salt)
         for sequence, _, _ in plan.extents:
             request = self._request_of(sequence)
-            for candidate in self._fork_if_ready(request, sequence):
-                if sequence.sequence_id in logits:
-                    self._append_token(request, candidate, logits[sequence.sequence_id])
+            self._choose_next(request, sequence, logits.get(sequence.sequence_id))
             if not request.alive_sequences():
                 self._finish_request(request)
         self.step_elapsed_ns = self._clock_ns() - started_ns
@@ -260,9 +265,32 @@ class Engine:
             self._report_problems()
         self._publish()
 
+    def _choose_next(self, request: Request, sequence: SequenceOfRequest, logits: Any | None) -> None:
+        """What follows from a sequence's new KV: forks, and from its logits, if it reached its end, a next token."""
+        if request.search is None:
+            for candidate in self._fork_if_ready(request, sequence):
+                if logits is not None:
+                    self._append_token(request, candidate, logits)
+            return
+        if request.search.started:
+            self._fork_if_ready(request, sequence)
+        if logits is not None:
+            self._offer_beam(request, request.search, sequence, logits)
+
+    def _offer_beam(self, request: Request, search: BeamSearch, sequence: SequenceOfRequest, logits: Any) -> None:
+        assert self._rank is not None  # else the request was refused
+        count = num_candidates(search.width, self._outputs.end_tokens(request))
+        self.counters.generated_tokens += len(self._beams.offer(request, sequence, self._rank(logits, count)))
+        if request.first_token_ns is None and (search.started or search.hypotheses):
+            request.first_token_ns = self.now_ns
+        if search.decided:
+            for beam, hypothesis in zip(request.sequences, search.hypotheses, strict=True):
+                self._finish_sequence(beam, hypothesis.finish_reason)
+            request.search = None
+
     def _fork_if_ready(self, request: Request, sequence: SequenceOfRequest) -> list[SequenceOfRequest]:
         """The sequences that choose from this one's logits: itself, or all of them once the prompt is written."""
-        if request.forked or sequence.num_computed < len(request.prompt_token_ids):
+        if request.forked or sequence.num_computed < request.fork_at:
             return [sequence]
         request.forked = True
         others = [other for other in request.alive_sequences() if other is not sequence]
@@ -273,41 +301,23 @@ class Engine:
     def _append_token(self, request: Request, sequence: SequenceOfRequest, logits: Any) -> None:
         noise_key = (self._seed(request), sequence.index, sequence.num_tokens)
         choice = self._choose(logits, request.params, noise_key)
-        ended = choice.token_id in self._eos_token_ids and not request.params.ignore_eos
-        detokenizer = self._detokenizers[sequence.sequence_id]
-        text = "" if ended else detokenizer.push(choice.token_id)
-        sequence.generated.append(choice.token_id)
-        sequence.choice_margins.append(choice.margin)
-        reason = self._finish_reason(request, sequence, text, ended=ended)
-        if reason is not None:
-            text += detokenizer.flush()
-        text = cut_at_stop(sequence.text, text, request.params.stop)
-        piece = self._pieces.piece(choice.token_id)
-        sequence.pieces.append(piece)
-        sequence.text += text
+        said = self._outputs.append(request, sequence, choice)
         if request.first_token_ns is None:
             request.first_token_ns = self.now_ns
         self.counters.generated_tokens += 1
         self._events.append(
-            ev.TokensGenerated(sequence_id=sequence.sequence_id, token_ids=[choice.token_id], pieces=[piece], text=text)
+            ev.TokensGenerated(
+                sequence_id=sequence.sequence_id, token_ids=[choice.token_id], pieces=[said.piece], text=said.text
+            )
         )
-        if reason is not None:
-            self._finish_sequence(sequence, reason)
+        if said.reason is not None:
+            self._finish_sequence(sequence, said.reason)
 
-    def _finish_reason(
-        self, request: Request, sequence: SequenceOfRequest, new_text: str, *, ended: bool
-    ) -> FinishReason | None:
-        if ended or first_stop(sequence.text + new_text, request.params.stop) is not None:
-            return "stop"
-        if len(sequence.generated) >= request.params.max_tokens or sequence.num_tokens >= self.info.max_model_len:
-            return "length"
-        return None
-
-    def _finish_sequence(self, sequence: SequenceOfRequest, reason: FinishReason) -> None:
+    def _finish_sequence(self, sequence: SequenceOfRequest, reason: str) -> None:
         sequence.finish_reason = reason
         self._events.append(ev.SequenceFinished(sequence_id=sequence.sequence_id, reason=reason))
         self._tables.release(sequence)
-        del self._detokenizers[sequence.sequence_id]
+        self._outputs.end(sequence)
 
     def _finish_request(self, request: Request) -> None:
         self.scheduler.remove(request)
@@ -318,11 +328,15 @@ class Engine:
             del self.requests[self.finished_order.pop(0)]
 
     def _new_request(self, prompt: str, params: SamplingParams, request_id: str, token_ids: list[int]) -> Request:
-        sequences = [SequenceOfRequest(f"{request_id}.{index}", index, token_ids) for index in range(params.n)]
+        sequences = [
+            SequenceOfRequest(f"{request_id}.{index}", index, token_ids) for index in range(params.num_sequences)
+        ]
         for sequence in sequences:
-            self._detokenizers[sequence.sequence_id] = StreamDetokenizer(self._tokenizer, token_ids)
-        pieces = [self._pieces.piece(token_id) for token_id in token_ids]
+            self._outputs.begin(sequence)
+        pieces = self._outputs.pieces(token_ids)
         request = Request(request_id, prompt, token_ids, pieces, params, sequences, submitted_ns=self.now_ns)
+        if params.beam_width > 1:
+            request.search = BeamSearch(params.beam_width, params.length_penalty)
         self.requests[request_id] = request
         self.scheduler.waiting.append(request)
         self._events.append(

@@ -61,6 +61,7 @@ def _export_request(request: Request) -> RequestState:
         submitted_ns=request.submitted_ns,
         first_token_ns=request.first_token_ns,
         finished_ns=request.finished_ns,
+        hypotheses=list(request.search.hypotheses) if request.search is not None else [],
     )
 
 
@@ -74,4 +75,5 @@ def _export_sequence(sequence: Sequence) -> SequenceState:
         text=sequence.text,
         num_copies=sequence.num_copies,
         finish_reason=sequence.finish_reason,
+        score=sequence.score,
     )

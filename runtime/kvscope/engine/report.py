@@ -1,14 +1,14 @@
 """What a headless run prints: a JSON contract for scripts, and plain text for people."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence as ListOf
 
 from kvscope.engine.engine import Engine
-from kvscope.engine.request import Request
+from kvscope.engine.request import Request, Sequence
 from kvscope.events.text import make_printable
 
 
-def json_report(engine: Engine, requests: Sequence[Request], problems: Sequence[str]) -> str:
+def json_report(engine: Engine, requests: ListOf[Request], problems: ListOf[str]) -> str:
     """The contract: requests with their sequences, the pool afterwards, and the audit."""
     report = {
         "requests": [
@@ -22,6 +22,7 @@ def json_report(engine: Engine, requests: Sequence[Request], problems: Sequence[
                         "token_ids": sequence.generated,
                         "text": sequence.text,
                         "finish_reason": sequence.finish_reason,
+                        **({} if sequence.score is None else {"score": sequence.score}),
                     }
                     for sequence in request.sequences
                 ],
@@ -34,7 +35,7 @@ def json_report(engine: Engine, requests: Sequence[Request], problems: Sequence[
     return json.dumps(report)
 
 
-def text_report(engine: Engine, requests: Sequence[Request], problems: Sequence[str]) -> str:
+def text_report(engine: Engine, requests: ListOf[Request], problems: ListOf[str]) -> str:
     """Outputs and the memory summary; foreign text is made printable, line breaks are kept."""
     lines = []
     for request in requests:
@@ -42,7 +43,8 @@ def text_report(engine: Engine, requests: Sequence[Request], problems: Sequence[
             f"{request.request_id}  {make_printable(request.prompt)!r}  {len(request.prompt_token_ids)} prompt tokens"
         )
         for sequence in request.sequences:
-            lines.append(f"  {sequence.sequence_id}  {len(sequence.generated)} tokens, {sequence.finish_reason}")
+            ended = f"{sequence.finish_reason}{_score(sequence)}"
+            lines.append(f"  {sequence.sequence_id}  {len(sequence.generated)} tokens, {ended}")
             lines += [f"    | {make_printable(line)}" for line in sequence.text.splitlines()]
     memory = _memory(engine)
     lines += [
@@ -59,6 +61,10 @@ def text_report(engine: Engine, requests: Sequence[Request], problems: Sequence[
         *(f"  {make_printable(problem)}" for problem in problems),
     ]
     return "\n".join(lines)
+
+
+def _score(sequence: Sequence) -> str:
+    return "" if sequence.score is None else f", score {sequence.score:.4f}"
 
 
 def _memory(engine: Engine) -> dict[str, int]:

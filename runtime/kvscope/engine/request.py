@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kvscope.engine.beam_search import BeamSearch
 from kvscope.engine.prefix_cache import BlockKey
 from kvscope.events.state import WaitingReason
-from kvscope.events.types import FinishReason, SamplingParams
+from kvscope.events.types import SamplingParams
 
 
 class RequestStatus(Enum):
@@ -39,7 +40,8 @@ class Sequence:
     block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks; they depend on tokens alone
     num_indexed: int = 0  # blocks 0:num_indexed have been offered to the prefix cache
     num_copies: int = 0
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
+    score: float | None = None  # beam search
     choice_margins: list[float] = field(default_factory=list)  # best minus second best score, per chosen token
 
     @property
@@ -60,10 +62,11 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt and its n candidates.
+    """One prompt and its n candidates, or its beams.
 
-    Until the prompt's KV is written only the lead sequence (the first alive one) holds blocks; then it is forked and
-    the others share all of them.
+    Until the KV they have in common is written only the lead sequence (the first alive one) holds blocks; then it is
+    forked and the others share all of them. At first that is the prompt's; after a preemption, which makes all of it
+    be computed again, whatever the candidates' tokens have in common by then.
     """
 
     request_id: str
@@ -79,6 +82,11 @@ class Request:
     num_preemptions: int = 0
     first_token_ns: int | None = None
     finished_ns: int | None = None
+    search: BeamSearch | None = None
+    fork_at: int = field(init=False)  # positions 0:fork_at are computed once, for all sequences
+
+    def __post_init__(self) -> None:
+        self.fork_at = len(self.prompt_token_ids)
 
     def alive_sequences(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.alive]
@@ -89,5 +97,25 @@ class Request:
         return alive if self.forked else alive[:1]
 
     def compute_limit(self, sequence: Sequence) -> int:
-        """Positions `0:limit` may be computed now: the prompt before the fork, every token after it."""
-        return sequence.num_tokens if self.forked else len(self.prompt_token_ids)
+        """Positions `0:limit` may be computed now: what all have in common before the fork, every token after it."""
+        return sequence.num_tokens if self.forked else self.fork_at
+
+    def move_fork(self) -> None:
+        """Fork at the end of what all alive sequences have in common; each of them keeps a token to compute.
+
+        Equal sequences have everything in common: then the lead's logits are the next token's of all of them.
+        """
+        alive = self.alive_sequences()
+        shortest = min(sequence.num_tokens for sequence in alive)
+        common = self._num_common_tokens(alive)
+        if common == shortest and any(sequence.num_tokens > shortest for sequence in alive):
+            common -= 1
+        self.fork_at = max(common, len(self.prompt_token_ids))
+
+    def _num_common_tokens(self, sequences: list[Sequence]) -> int:
+        common = 0
+        for tokens in zip(*(sequence.generated for sequence in sequences), strict=False):
+            if len(set(tokens)) > 1:
+                break
+            common += 1
+        return len(self.prompt_token_ids) + common

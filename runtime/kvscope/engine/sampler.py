@@ -7,7 +7,7 @@ on the block size, or on having been preempted.
 
 import torch
 
-from kvscope.engine.choice import Choice, digest
+from kvscope.engine.choice import Candidate, Choice, digest
 from kvscope.events.types import SamplingParams
 
 MIN_TEMPERATURE = 1e-5  # below, scores would overflow; the draw is greedy long before
@@ -29,6 +29,18 @@ def choose_token(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[
     first, second = top.values[0].item(), top.values[-1].item()
     margin = first - second if second > float("-inf") else float("inf")
     return Choice(int(top.indices[0]), margin)
+
+
+def rank_tokens(logits: torch.Tensor, count: int) -> list[Candidate]:
+    """The `count` most probable tokens of one row of logits, float32 `[vocab_size]`, best first. Does not mutate.
+
+    Raises:
+        FloatingPointError: a logit is NaN; no choice would mean anything.
+    """
+    if torch.isnan(logits).any():
+        raise FloatingPointError("the model's logits hold NaN")
+    top = torch.topk(torch.log_softmax(logits, dim=-1), min(count, logits.numel()))
+    return [Candidate(*pair) for pair in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
 
 
 def _perturbed(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[object, ...]) -> torch.Tensor:

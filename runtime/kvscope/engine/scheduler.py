@@ -84,8 +84,8 @@ class Scheduler:
     def worst_case_blocks(self, num_prompt_tokens: int, params: ev.SamplingParams) -> int:
         """Blocks a request holds when every candidate runs to its limit. The last token never gets KV."""
         num_positions = min(num_prompt_tokens + params.max_tokens, self.limits.max_model_len) - 1
-        shared = num_prompt_tokens // self.pool.block_size if params.n > 1 else 0
-        return shared + params.n * (self.pool.blocks_for(num_positions) - shared)
+        shared = num_prompt_tokens // self.pool.block_size if params.num_sequences > 1 else 0
+        return shared + params.num_sequences * (self.pool.blocks_for(num_positions) - shared)
 
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Returns whether somebody was preempted."""
@@ -137,16 +137,16 @@ class Scheduler:
         if self._prefixes is None:
             return 0
         alive = request.alive_sequences()
-        limit = alive[0].num_tokens if len(alive) == 1 else len(request.prompt_token_ids)
+        limit = alive[0].num_tokens if len(alive) == 1 else request.fork_at
         match = self._prefixes.match(alive[0], limit, request.params.cache_salt)
         return sum(not self.pool.is_cached(block_id) for block_id in match.block_ids)
 
     def _blocks_to_run(self, request: Request) -> int:
         """Blocks for everything the request has to compute before its next new token."""
         alive = request.alive_sequences()
-        shared = len(request.prompt_token_ids) // self.pool.block_size if len(alive) > 1 else 0
-        if all(sequence.num_tokens == len(request.prompt_token_ids) for sequence in alive):
-            return self.pool.blocks_for(len(request.prompt_token_ids))
+        shared = request.fork_at // self.pool.block_size if len(alive) > 1 else 0
+        if all(sequence.num_tokens == request.fork_at for sequence in alive):
+            return self.pool.blocks_for(request.fork_at)
         return shared + sum(self.pool.blocks_for(sequence.num_tokens) - shared for sequence in alive)
 
     def _explain_waiting(self, plan: StepPlan) -> None:
@@ -186,6 +186,10 @@ class Scheduler:
 
     def _preempt(self, victim: Request, growing: Request, needed: int) -> None:
         place = len(self._events)
+        if len(victim.alive_sequences()) > 1:
+            victim.move_fork()
+        if victim.search is not None:
+            victim.search.candidates.clear()
         tokens_lost = count_written_positions(victim)
         freed = [block for sequence in victim.sequences for block in self.tables.release(sequence)]
         self._events.insert(
@@ -204,11 +208,10 @@ class Scheduler:
 
 
 def count_written_positions(request: Request) -> int:
-    """Positions with KV over all sequences; the shared prompt counts once."""
-    num_prompt = len(request.prompt_token_ids)
+    """Positions with KV over all sequences; what they have in common counts once."""
     if not request.forked:
         return max(sequence.num_computed for sequence in request.sequences)
     holders = [sequence for sequence in request.sequences if sequence.block_table]
-    return min(num_prompt, max((s.num_computed for s in holders), default=0)) + sum(
-        max(sequence.num_computed - num_prompt, 0) for sequence in holders
+    return min(request.fork_at, max((s.num_computed for s in holders), default=0)) + sum(
+        max(sequence.num_computed - request.fork_at, 0) for sequence in holders
     )

@@ -83,6 +83,9 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
             messages = _check_write(state, event)
         case ev.BlocksShared():
             messages = _check_share(state, event)
+        case ev.SequenceForked(sequence_id=seq):
+            held = len(state.sequence(seq).block_table)
+            messages = [(1, f"{seq} takes over another's tokens and still holds {held} blocks")] if held else []
         case ev.BlocksReused():
             messages = _check_reuse(state, event)
         case ev.BlocksEvicted():

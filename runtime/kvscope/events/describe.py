@@ -34,16 +34,18 @@ def describe(event: Event, state: EngineState) -> str | None:
             tail = f", {len(cached)} of them cached" if cached else ""
             tail += f", {kept} still shared" if kept else ""
             return f"{seq} lets go of {_blocks(ids)}: {len(freed)} back to the pool{tail}"
-        case ev.TokensGenerated(sequence_id=seq, pieces=pieces):
-            return f"{seq} chose {''.join(pieces)!r} (no KV yet)"
+        case ev.TokensGenerated(sequence_id=seq, pieces=pieces, score=score):
+            scored = f", score {score:.2f}" if score is not None else ""
+            return f"{seq} chose {''.join(pieces)!r}{scored} (no KV yet)"
         case _:
-            return _describe_request(event) or _describe_life(event)
+            return _describe_request(event) or _describe_beams(event) or _describe_life(event)
 
 
 def _describe_request(event: Event) -> str | None:
     match event:
         case ev.RequestSubmitted(request_id=request, prompt_token_ids=ids, params=params):
             candidates = f", n={params.n}" if params.n > 1 else ""
+            candidates += f", beam_width={params.beam_width}" if params.beam_width > 1 else ""
             return f"{request} submitted: {len(ids)} prompt tokens{candidates}, max_tokens={params.max_tokens}"
         case ev.RequestRefused(request_id=request, reason=reason):
             return f"{request} refused: {reason}"
@@ -60,6 +62,17 @@ def _describe_request(event: Event) -> str | None:
             return f"{seq} {_FINISH_WORDS.get(reason, reason)}"
         case ev.RequestFinished(request_id=request):
             return f"{request} finished"
+    return None
+
+
+def _describe_beams(event: Event) -> str | None:
+    match event:
+        case ev.SequenceForked(sequence_id=seq, from_sequence_id=parent):
+            return f"{seq} died out: in its place goes on another child of {parent}"
+        case ev.HypothesisFinished(from_sequence_id=seq, score=score, piece=piece):
+            return f"{seq} could end with {piece!r}, score {score:.3f}"
+        case ev.BeamSearchFinished(request_id=request):
+            return f"{request} beam search ended: no beam can beat the best hypotheses"
     return None
 
 

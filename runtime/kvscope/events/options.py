@@ -21,7 +21,10 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "top_k": (0, 1 << 24, "a whole number; 0 keeps every token"),
     "top_p": (1e-6, 1.0, "a number above 0, up to 1"),
     "seed": (0, (1 << 63) - 1, "a whole number from 0"),
+    "beam_width": (1, 64, "a whole number from 1 (no beam search) to 64"),
+    "length_penalty": (-10.0, 10.0, "a number from -10 to 10; above 0 favours long outputs"),
 }
+_REAL_NUMBERS = frozenset({"temperature", "top_p", "length_penalty"})
 MAX_STOP_STRINGS = 16
 MAX_TEXT = 256  # characters of a stop string or a salt; they stay in every snapshot
 
@@ -63,9 +66,11 @@ def make_params(values: Mapping[str, object], defaults: SamplingParams | None = 
         _check_range(name, value, f"{name}={value}")
     base = defaults if defaults is not None else SamplingParams()
     try:
-        return msgspec.convert({**msgspec.structs.asdict(base), **values}, SamplingParams)
+        params = msgspec.convert({**msgspec.structs.asdict(base), **values}, SamplingParams)
     except msgspec.ValidationError as error:
         raise OptionError(f"sampling options: {error}", "") from None
+    _check_beam_search(params)
+    return params
 
 
 def split_prompt(line: str, defaults: SamplingParams | None = None) -> tuple[str, SamplingParams]:
@@ -100,7 +105,7 @@ def _parse_value(name: str, text: str, word: str) -> object:
             raise OptionError(f"{word!r}: ignore_eos is true or false", word)
         return _BOOLEANS[text.lower()]
     try:
-        return float(text) if name in ("temperature", "top_p") else int(text)
+        return float(text) if name in _REAL_NUMBERS else int(text)
     except ValueError:
         raise OptionError(f"{word!r}: {name} is {_LIMITS[name][2]}", word) from None
 
@@ -117,6 +122,14 @@ def _check_range(name: str, value: object, word: str) -> None:
     low, high, words = _LIMITS[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise OptionError(f"{word!r}: {name} is {words}", word)
+
+
+def _check_beam_search(params: SamplingParams) -> None:
+    """Beam search draws nothing and ends where the model says so; what contradicts that is refused."""
+    if params.beam_width > 1 and params.n > 1:
+        raise OptionError(f"n={params.n} cannot go with beam_width: the beams are the candidates", f"n={params.n}")
+    if params.beam_width > 1 and params.stop:
+        raise OptionError("stop cannot go with beam_width: beams end where the model ends", f"stop={params.stop[0]}")
 
 
 def _stops(values: Mapping[str, object]) -> tuple[str, ...]:

@@ -27,6 +27,16 @@ class WaitingReason(msgspec.Struct, frozen=True):
     available: int
 
 
+class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to end that beam search has found; `score` is length-normalised."""
+
+    token_ids: list[int]
+    pieces: list[str]
+    text: str
+    score: float
+    finish_reason: str
+
+
 class SequenceState(msgspec.Struct, kw_only=True):
     """One candidate of a request. `block_table[i]` is the physical block of logical block i."""
 
@@ -38,6 +48,7 @@ class SequenceState(msgspec.Struct, kw_only=True):
     text: str = ""
     num_copies: int = 0
     finish_reason: str | None = None
+    score: float | None = None  # beam search: log-probability; of an ended one, its hypothesis' score
 
 
 class RequestState(msgspec.Struct, kw_only=True):
@@ -55,6 +66,7 @@ class RequestState(msgspec.Struct, kw_only=True):
     submitted_ns: int = 0
     first_token_ns: int | None = None
     finished_ns: int | None = None
+    hypotheses: list[Hypothesis] = []  # beam search: the best ways to end so far, best first
 
 
 class Counters(msgspec.Struct, kw_only=True):
@@ -196,7 +208,9 @@ def _request_submitted(state: EngineState, event: ev.RequestSubmitted) -> None:
         prompt_token_ids=event.prompt_token_ids,
         prompt_pieces=event.prompt_pieces,
         params=event.params,
-        sequences=[SequenceState(sequence_id=f"{event.request_id}.{index}") for index in range(event.params.n)],
+        sequences=[
+            SequenceState(sequence_id=f"{event.request_id}.{index}") for index in range(event.params.num_sequences)
+        ],
         submitted_ns=state.time_ns,
     )
 
@@ -231,6 +245,40 @@ def _request_finished(state: EngineState, event: ev.RequestFinished) -> None:
 
 def _sequence_finished(state: EngineState, event: ev.SequenceFinished) -> None:
     state.sequence(event.sequence_id).finish_reason = event.reason
+
+
+def _sequence_forked(state: EngineState, event: ev.SequenceForked) -> None:
+    """New lists: keyframes keep the old ones."""
+    child, parent = state.sequence(event.sequence_id), state.sequence(event.from_sequence_id)
+    child.token_ids, child.pieces = parent.token_ids.copy(), parent.pieces.copy()
+    child.text, child.score = parent.text, parent.score
+
+
+def _hypothesis_finished(state: EngineState, event: ev.HypothesisFinished) -> None:
+    request, beam = state.request(event.request_id), state.sequence(event.from_sequence_id)
+    hypothesis = Hypothesis(
+        token_ids=[*beam.token_ids, event.token_id],
+        pieces=[*beam.pieces, event.piece],
+        text=beam.text + event.text,
+        score=event.score,
+        finish_reason=event.reason,
+    )
+    request.hypotheses = keep_best([*request.hypotheses, hypothesis], request.params.beam_width)
+    if request.first_token_ns is None:
+        request.first_token_ns = state.time_ns
+
+
+def keep_best(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
+    """The `count` best, best first; of equals the earlier."""
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:count]
+
+
+def _beam_search_finished(state: EngineState, event: ev.BeamSearchFinished) -> None:
+    request = state.request(event.request_id)
+    for sequence, hypothesis in zip(request.sequences, request.hypotheses, strict=False):
+        sequence.token_ids, sequence.pieces = hypothesis.token_ids.copy(), hypothesis.pieces.copy()
+        sequence.text, sequence.score = hypothesis.text, hypothesis.score
+    request.hypotheses = []
 
 
 def _blocks_allocated(state: EngineState, event: ev.BlocksAllocated) -> None:
@@ -323,6 +371,8 @@ def _tokens_generated(state: EngineState, event: ev.TokensGenerated) -> None:
     sequence.token_ids.extend(event.token_ids)
     sequence.pieces.extend(event.pieces)
     sequence.text += event.text
+    if event.score is not None:
+        sequence.score = event.score
     state.counters.generated_tokens += len(event.token_ids)
     request = state.request(event.sequence_id.rpartition(".")[0])
     if request.first_token_ns is None:
@@ -359,6 +409,9 @@ _HANDLERS: dict[type[Event], Callable[[EngineState, Any], None]] = {
     ev.RequestPreempted: _request_preempted,
     ev.RequestFinished: _request_finished,
     ev.SequenceFinished: _sequence_finished,
+    ev.SequenceForked: _sequence_forked,
+    ev.HypothesisFinished: _hypothesis_finished,
+    ev.BeamSearchFinished: _beam_search_finished,
     ev.BlocksAllocated: _blocks_allocated,
     ev.BlocksShared: _blocks_shared,
     ev.BlockCopied: _block_copied,

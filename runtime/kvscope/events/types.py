@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_NUM_BLOCKS = 1 << 24  # what a viewer is ready to hold
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -42,6 +42,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     cache_salt: str = ""  # requests share cached prefixes only with the same salt
+    beam_width: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1  # above 1: beam search; nothing is drawn
+    length_penalty: float = 1.0  # a hypothesis scores its log-probability / length ** length_penalty
+
+    @property
+    def num_sequences(self) -> int:
+        """Block tables the request has: one per beam or per candidate."""
+        return max(self.n, self.beam_width)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +164,37 @@ class SequenceFinished(Event, frozen=True):
     reason: str  # FinishReason
 
 
+class SequenceForked(Event, frozen=True):
+    """A beam died and another one's child took its place: it continues as a copy of the other's tokens.
+
+    It holds no blocks at that moment; `BlocksShared` follows.
+    """
+
+    sequence_id: str
+    from_sequence_id: str
+
+
+class HypothesisFinished(Event, frozen=True):
+    """A beam of this request could end here: its tokens and this one are a hypothesis, if among the best so far.
+
+    `score` is the sum of log-probabilities over length ** length_penalty. The best `beam_width` are kept.
+    """
+
+    request_id: str
+    from_sequence_id: str
+    token_id: int
+    piece: str
+    text: str  # what the token adds to the beam's text
+    score: float
+    reason: str  # FinishReason
+
+
+class BeamSearchFinished(Event, frozen=True):
+    """Nothing can beat the hypotheses any more: sequence i of the request becomes the i-th best of them."""
+
+    request_id: str
+
+
 # --- memory ------------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +292,7 @@ class TokensGenerated(Event, frozen=True):
     token_ids: list[int]
     pieces: list[str]
     text: str  # what these tokens add to the sequence's text (complete characters only)
+    score: float | None = None  # beam search: log-probability of all tokens generated so far
 
 
 class StepCompleted(Event, frozen=True):
