@@ -1,9 +1,11 @@
-"""The Triton kernels on a CUDA device: checked against the reference, then timed against contiguous attention.
+"""The Triton kernels on a CUDA device: checked against the reference, then timed against what torch offers.
 
     python benchmarks/kernels_gpu.py
 
 Decode is bound by reading KV, so the figure of merit is the share of the read bandwidth measured in the same run.
-Every timing flushes the L2 cache first, and the competitors of a row take turns. Needs no package but torch and triton.
+Peers: attention over contiguous K and V (`scaled_dot_product_attention`), and torch's own attention through a block
+table (`varlen_attn`, where its Flash Attention takes the page size). Every timing flushes the L2 cache first, and the
+competitors of a row take turns. Needs no package but torch and triton.
 """
 
 import sys
@@ -15,19 +17,24 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvscope.kernels.backend import AttentionBackend, get_backend
 from kvscope.kernels.batch import PagedBatch
+from kvscope.kernels.triton_backend import TritonBackend
+from kvscope.kernels.triton_tiles import NO_SPLITS
 
 NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_SIZE = 32, 8, 128
-BATCH_SIZES, CONTEXT_LENGTHS, BLOCK_SIZES = (1, 8, 64), (256, 2048, 16384), (16, 64, 256)
-MAX_POOL_BYTES = 16 * 2**30
+BATCH_SIZES, CONTEXT_LENGTHS, BLOCK_SIZES = (1, 8, 32, 128, 256), (512, 4096, 32768), (16, 64, 256)
+SPLIT_SHAPES = ((1, 32768), (8, 4096), (32, 4096), (128, 4096))
+PREFILL_SHAPES = ((1, 4096, 0), (8, 512, 0), (4, 512, 3584))  # sequences, new tokens each, context before them
+MAX_POOL_BYTES = 24 * 2**30
 NUM_REPEATS = 30
 
 
 class Step(NamedTuple):
-    """A decode step: one query per sequence, blocks of all sequences shuffled over the pool."""
+    """A step: `num_queries` new tokens per sequence, blocks of all sequences shuffled over the pool."""
 
     query: Tensor
     key_cache: Tensor
@@ -41,25 +48,74 @@ class Step(NamedTuple):
         return 2 * positions * NUM_KV_HEADS * HEAD_SIZE * self.key_cache.element_size()
 
 
-def make_step(batch_size: int, context_length: int, block_size: int, dtype: torch.dtype = torch.bfloat16) -> Step:
-    """A random step on the current CUDA device."""
+def make_step(  # noqa: PLR0917
+    batch_size: int,
+    context_length: int,
+    block_size: int,
+    dtype: torch.dtype = torch.bfloat16,
+    num_queries: int = 1,
+    device: str = "cuda",
+) -> Step:
+    """A random step."""
     blocks_per_seq = -(-context_length // block_size)
     shape = (batch_size * blocks_per_seq, NUM_KV_HEADS, block_size, HEAD_SIZE)
-    tables = torch.randperm(shape[0], device="cuda").view(batch_size, blocks_per_seq)
-    last = tables[:, -1] * block_size + (context_length - 1) % block_size
+    tables = torch.randperm(shape[0], device=device).view(batch_size, blocks_per_seq)
+    position = torch.arange(context_length - num_queries, context_length, device=device)
+    slots = tables[:, position // block_size] * block_size + position % block_size
     return Step(
-        query=torch.randn(batch_size, NUM_QUERY_HEADS, HEAD_SIZE, device="cuda", dtype=dtype),
-        key_cache=torch.randn(shape, device="cuda", dtype=dtype),
-        value_cache=torch.randn(shape, device="cuda", dtype=dtype),
+        query=torch.randn(batch_size * num_queries, NUM_QUERY_HEADS, HEAD_SIZE, device=device, dtype=dtype),
+        key_cache=torch.randn(shape, device=device, dtype=dtype),
+        value_cache=torch.randn(shape, device=device, dtype=dtype),
         batch=PagedBatch(
-            query_start=torch.arange(batch_size + 1, device="cuda", dtype=torch.int32),
-            context_lengths=torch.full((batch_size,), context_length, device="cuda", dtype=torch.int32),
+            query_start=torch.arange(batch_size + 1, device=device, dtype=torch.int32) * num_queries,
+            context_lengths=torch.full((batch_size,), context_length, device=device, dtype=torch.int32),
             block_tables=tables.int(),
-            slot_mapping=last,
-            max_query_length=1,
+            slot_mapping=slots.flatten(),
+            max_query_length=num_queries,
             max_context_length=context_length,
         ),
     )
+
+
+def torch_paged(step: Step) -> Callable[[], Tensor] | None:
+    """torch's attention through the same block table, on pages in its own layout; None where it refuses the shape."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    keys, values = (cache.transpose(1, 2).contiguous() for cache in (step.key_cache, step.value_cache))
+    batch = step.batch
+    call = partial(
+        varlen_attn,
+        step.query,
+        keys,
+        values,
+        batch.query_start,
+        None,
+        batch.max_query_length,
+        batch.max_context_length,
+        scale=HEAD_SIZE**-0.5,
+        window_size=(-1, 0),
+        enable_gqa=True,
+        seqused_k=batch.context_lengths,
+        block_table=batch.block_tables,
+    )
+    try:
+        call()
+    except (RuntimeError, ValueError):
+        return None
+    return call
+
+
+def contiguous(step: Step, batch_size: int) -> Callable[[], Tensor]:
+    """Attention over contiguous K and V of the same size; the queries of a KV head packed as rows of one decode."""
+    context_length, num_queries = step.batch.max_context_length, step.batch.max_query_length
+    shape = (2, batch_size, NUM_KV_HEADS, context_length, HEAD_SIZE)
+    keys, values = torch.randn(shape, device=step.query.device, dtype=step.query.dtype)
+    if num_queries == 1:
+        packed = step.query.view(batch_size, NUM_KV_HEADS, -1, HEAD_SIZE)
+        return partial(scaled_dot_product_attention, packed, keys, values)
+    query = step.query.view(batch_size, num_queries, NUM_QUERY_HEADS, HEAD_SIZE).transpose(1, 2)
+    mask = causal_lower_right(num_queries, context_length)
+    return partial(scaled_dot_product_attention, query, keys, values, attn_mask=mask, enable_gqa=True)
 
 
 def attend(backend: AttentionBackend, step: Step) -> Tensor:
@@ -84,16 +140,16 @@ def median_microseconds(functions: dict[str, Callable[[], object]]) -> dict[str,
     return {name: median(elapsed) for name, elapsed in times.items()}
 
 
-def check_against_reference(backend: AttentionBackend) -> None:
-    """Raises AssertionError where a decode differs from the reference by more than the element type explains."""
-    for block_size, (dtype, tolerance) in product(
-        BLOCK_SIZES, ((torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2))
+def check_against_reference(backend: AttentionBackend, device: str = "cuda") -> None:
+    """Raises AssertionError where a step differs from the reference by more than the element type explains."""
+    for block_size, num_queries, (dtype, tolerance) in product(
+        BLOCK_SIZES, (1, 70), ((torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2))
     ):
-        step = make_step(5, 333, block_size, dtype)
+        step = make_step(5, 333, block_size, dtype, num_queries, device)
         torch.testing.assert_close(
             attend(backend, step), attend(get_backend("reference"), step), rtol=0, atol=tolerance
         )
-    print(f"correct: decode of 5 x 333 positions, blocks of {BLOCK_SIZES}, float32, float16 and bfloat16")
+    print(f"correct: 5 x 333 positions, decode and prefill, blocks of {BLOCK_SIZES}, float32, float16 and bfloat16")
 
 
 def read_bandwidth() -> float:
@@ -101,6 +157,67 @@ def read_bandwidth() -> float:
     buffer = torch.ones(2**30, dtype=torch.float16, device="cuda")
     microseconds = median_microseconds({"sum": buffer.sum})["sum"]
     return 2**31 / microseconds * 1e6
+
+
+def time_decode(backend: AttentionBackend, ceiling: float) -> None:
+    """One line per batch size, context length and block size."""
+    print("\ndecode")
+    print(
+        f"{'batch':>5} {'context':>8} {'block':>6} {'paged':>11} {'contiguous':>11} {'torch paged':>11} {'bandwidth':>9}"
+    )
+    for batch_size, context_length, block_size in product(BATCH_SIZES, CONTEXT_LENGTHS, BLOCK_SIZES):
+        if 4 * batch_size * context_length * NUM_KV_HEADS * HEAD_SIZE > MAX_POOL_BYTES:
+            continue
+        step = make_step(batch_size, context_length, block_size)
+        competitors = {"paged": partial(attend, backend, step), "contiguous": contiguous(step, batch_size)}
+        if (peer := torch_paged(step)) is not None:
+            competitors["torch"] = peer
+        times = median_microseconds(competitors)
+        share = step.kv_bytes / times["paged"] * 1e6 / ceiling
+        print(
+            f"{batch_size:>5} {context_length:>8} {block_size:>6} {times['paged']:>8.1f} us "
+            f"{times['contiguous']:>8.1f} us {_microseconds(times.get('torch'))} {share:>9.0%}"
+        )
+
+
+def time_splits() -> None:
+    """The same decode with the device's choice of splits, and without any."""
+    print("\nsplits")
+    print(f"{'batch':>5} {'context':>8} {'chosen':>11} {'without':>11} {'ratio':>6}")
+    for batch_size, context_length in SPLIT_SHAPES:
+        step = make_step(batch_size, context_length, 16)
+        times = median_microseconds(
+            {
+                "chosen": partial(attend, TritonBackend(), step),
+                "without": partial(attend, TritonBackend(splits=NO_SPLITS), step),
+            }
+        )
+        ratio = times["without"] / times["chosen"]
+        print(
+            f"{batch_size:>5} {context_length:>8} {times['chosen']:>8.1f} us {times['without']:>8.1f} us {ratio:>6.2f}"
+        )
+
+
+def time_prefill(backend: AttentionBackend) -> None:
+    """Whole prompts, and chunks on top of a context."""
+    print("\nprefill, block 16")
+    print(f"{'batch':>5} {'new':>6} {'before':>7} {'paged':>11} {'contiguous':>11} {'torch paged':>11} {'TFLOP/s':>8}")
+    for batch_size, num_queries, before in PREFILL_SHAPES:
+        step = make_step(batch_size, before + num_queries, 16, num_queries=num_queries)
+        competitors = {"paged": partial(attend, backend, step), "contiguous": contiguous(step, batch_size)}
+        if (peer := torch_paged(step)) is not None:
+            competitors["torch"] = peer
+        times = median_microseconds(competitors)
+        visible = num_queries * before + num_queries * (num_queries + 1) // 2  # pairs of query and position
+        operations = 4 * batch_size * NUM_QUERY_HEADS * HEAD_SIZE * visible
+        print(
+            f"{batch_size:>5} {num_queries:>6} {before:>7} {times['paged']:>8.1f} us {times['contiguous']:>8.1f} us "
+            f"{_microseconds(times.get('torch'))} {operations / times['paged'] / 1e6:>8.0f}"
+        )
+
+
+def _microseconds(elapsed: float | None) -> str:
+    return f"{'-':>11}" if elapsed is None else f"{elapsed:>8.1f} us"
 
 
 def main() -> int:
@@ -112,25 +229,9 @@ def main() -> int:
     check_against_reference(backend)
     ceiling = read_bandwidth()
     print(f"{torch.cuda.get_device_name()}: a sum reads {ceiling / 1e12:.2f} TB/s")
-    print(f"{'batch':>5} {'context':>8} {'block':>6} {'paged':>10} {'contiguous':>11} {'ratio':>6} {'of ceiling':>11}")
-    for batch_size, context_length, block_size in product(BATCH_SIZES, CONTEXT_LENGTHS, BLOCK_SIZES):
-        if 4 * batch_size * context_length * NUM_KV_HEADS * HEAD_SIZE > MAX_POOL_BYTES:
-            continue
-        step = make_step(batch_size, context_length, block_size)
-        contiguous = torch.randn(2, batch_size, NUM_KV_HEADS, context_length, HEAD_SIZE, device="cuda").bfloat16()
-        packed = step.query.view(batch_size, NUM_KV_HEADS, -1, HEAD_SIZE)
-        times = median_microseconds(
-            {
-                "paged": partial(attend, backend, step),
-                "contiguous": partial(scaled_dot_product_attention, packed, contiguous[0], contiguous[1]),
-            }
-        )
-        share = step.kv_bytes / times["paged"] * 1e6 / ceiling
-        paged, compared = times["paged"], times["contiguous"]
-        print(
-            f"{batch_size:>5} {context_length:>8} {block_size:>6} {paged:>7.1f} us {compared:>8.1f} us "
-            f"{paged / compared:>6.2f} {share:>10.0%}"
-        )
+    time_decode(backend, ceiling)
+    time_splits()
+    time_prefill(backend)
     return 0
 
 
