@@ -162,9 +162,7 @@ def read_bandwidth() -> float:
 def time_decode(backend: AttentionBackend, ceiling: float) -> None:
     """One line per batch size, context length and block size."""
     print("\ndecode")
-    print(
-        f"{'batch':>5} {'context':>8} {'block':>6} {'paged':>11} {'contiguous':>11} {'torch paged':>11} {'bandwidth':>9}"
-    )
+    print(f"{'batch':>5} {'context':>8} {'block':>6} {'paged':>11} {'contiguous':>11} {'torch paged':>11} {'read':>5}")
     for batch_size, context_length, block_size in product(BATCH_SIZES, CONTEXT_LENGTHS, BLOCK_SIZES):
         if 4 * batch_size * context_length * NUM_KV_HEADS * HEAD_SIZE > MAX_POOL_BYTES:
             continue
@@ -176,7 +174,7 @@ def time_decode(backend: AttentionBackend, ceiling: float) -> None:
         share = step.kv_bytes / times["paged"] * 1e6 / ceiling
         print(
             f"{batch_size:>5} {context_length:>8} {block_size:>6} {times['paged']:>8.1f} us "
-            f"{times['contiguous']:>8.1f} us {_microseconds(times.get('torch'))} {share:>9.0%}"
+            f"{times['contiguous']:>8.1f} us {_microseconds(times.get('torch'))} {share:>5.0%}"
         )
 
 
