@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvscope.events.codec import (
     EVENT_CLASSES,
     MAX_BATCH_BYTES,
+    MAX_BATCH_NODES,
     MAX_EVENTS_PER_BATCH,
     DecodeError,
     decode_batch,
@@ -46,6 +47,18 @@ def decode_all(payload: bytes) -> None:
             decode_batch(payload, printable=printable)
         with contextlib.suppress(DecodeError):
             decode_state(payload, printable=printable)
+
+
+@pytest.mark.parametrize("value", [b"\xc0", b"\x90", b"\x80", b"\x91\xc0"])
+def test_more_values_than_anybody_needs(value: bytes) -> None:
+    """A few bytes on the wire must not become gigabytes in memory."""
+    count = MAX_BATCH_NODES + 1
+    frame = b"\xdd" + count.to_bytes(4, "big") + value * count
+    with pytest.raises(DecodeError, match=r"not MessagePack: .*exceeds max_array_len|more than 4000000 values|limit"):
+        decode_batch(frame)
+    nested = b"\x92" + 2 * (b"\xdd" + (count // 2 + 1).to_bytes(4, "big") + b"\xc0" * (count // 2 + 1))
+    with pytest.raises(DecodeError, match="more than 4000000 values"):
+        decode_batch(nested)
 
 
 @FUZZ

@@ -17,6 +17,9 @@ from kvscope.events.types import Batch, Event
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 MAX_STATE_BYTES = 256 * 1024 * 1024
 MAX_EVENTS_PER_BATCH = 100_000
+# Values in one payload, nested ones too: a byte on the wire can become 72 in memory (an empty map).
+MAX_BATCH_NODES = 4_000_000
+MAX_STATE_NODES = 16_000_000
 
 EVENT_CLASSES: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in Event.__subclasses__()}
 
@@ -66,7 +69,7 @@ def encode_state(state: EngineState) -> bytes:
 
 def decode_state(payload: bytes, *, printable: bool = False) -> EngineState:
     """Raises DecodeError when the payload is not a state, or its tables do not fit its pool."""
-    fields = unpack(payload, MAX_STATE_BYTES, printable=printable)
+    fields = unpack(payload, MAX_STATE_BYTES, MAX_STATE_NODES, printable=printable)
     try:
         state = msgspec.convert(fields, EngineState)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -75,12 +78,30 @@ def decode_state(payload: bytes, *, printable: bool = False) -> EngineState:
     return state
 
 
-def unpack(payload: bytes, max_bytes: int, *, printable: bool = False) -> Any:
+def unpack(payload: bytes, max_bytes: int, max_nodes: int = MAX_BATCH_NODES, *, printable: bool = False) -> Any:
     """One MessagePack value of plain types, or a DecodeError with one line of reason."""
     if len(payload) > max_bytes:
         raise DecodeError(f"{len(payload)} bytes in one frame; the limit is {max_bytes}")
+    nodes_left = max_nodes
+
+    def count(container: Any) -> Any:
+        nonlocal nodes_left
+        nodes_left -= len(container) + 1
+        if nodes_left < 0:
+            raise DecodeError(f"more than {max_nodes} values in one frame")
+        return container
+
     try:
-        decoded = msgpack.unpackb(payload, ext_hook=_refuse_extension, max_ext_len=0, strict_map_key=True)
+        decoded = msgpack.unpackb(
+            payload,
+            ext_hook=_refuse_extension,
+            list_hook=count,
+            object_hook=count,
+            max_array_len=max_nodes,
+            max_map_len=max_nodes,
+            max_ext_len=0,
+            strict_map_key=True,
+        )
         return _printable_strings(decoded) if printable else decoded
     except DecodeError:
         raise
