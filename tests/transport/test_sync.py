@@ -7,10 +7,11 @@ import pytest
 
 from kvscope.events.codec import encode_batch, encode_state
 from kvscope.events.state import EngineState, apply_batch
+from kvscope.transport import sync
 from kvscope.transport.requests import Op
 from kvscope.transport.source import Status, View
 from kvscope.transport.sync import ANSWER_TIMEOUT_S, Phase, Synchronizer
-from kvscope.transport.wire import Heartbeat
+from kvscope.transport.wire import STALE_AFTER_S, Heartbeat
 
 
 class Bench:
@@ -41,8 +42,9 @@ class Bench:
     def batch(self, seq: int) -> None:
         self.sync.on_batch(seq, encode_batch(self.stream.batches[seq]))
 
-    def heartbeat(self, last_seq: int) -> None:
-        self.sync.on_heartbeat(Heartbeat(self.stream.epoch, last_seq, 1, 1))
+    def heartbeat(self, last_seq: int, late_s: float = 0.0) -> None:
+        """One that was sent `late_s` ago."""
+        self.sync.on_heartbeat(Heartbeat(self.stream.epoch, last_seq, 1, round((self.now - late_s) * 1e9)))
 
     def state_at(self, seq: int) -> EngineState:
         state = EngineState()
@@ -286,3 +288,114 @@ def test_questions_are_paced_whatever_the_engine_sends(bench: Bench) -> None:
     assert len(bench.asked) <= 3
     assert bench.view.num_refused_events <= 3
     assert "not MessagePack" in bench.view.status_detail
+
+
+# --- lag ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_viewer_that_falls_behind_says_so_and_skips_to_the_present(bench: Bench) -> None:
+    bench.go_live(9)
+    for seq in (10, 11):
+        bench.batch(seq)
+    bench.now += STALE_AFTER_S
+    bench.heartbeat(11, late_s=STALE_AFTER_S)
+    assert bench.status is Status.LIVE  # what is on the screen is as old as LIVE allows, and no older
+    bench.now += 1
+    bench.heartbeat(11, late_s=STALE_AFTER_S + 1)
+    assert (bench.status, bench.view.num_gaps) == (Status.GAP, 1)
+    assert bench.view.status_detail == "this viewer was 3.0 s behind; it skips to the present"
+    bench.tick()
+    assert bench.asked[-1] == (Op.SNAPSHOT, {})
+    for seq in range(12, 30):
+        bench.batch(seq)
+    bench.snapshot(40)
+    assert (bench.view.last_seq, bench.status) == (40, Status.LIVE)
+    for seq in range(30, 42):  # the rest of the queue, and what came after the state
+        bench.batch(seq)
+        if seq == 35:
+            bench.heartbeat(35, late_s=2.9)
+    bench.heartbeat(41)
+    assert (bench.view.last_seq, bench.status, bench.view.num_gaps) == (41, Status.LIVE, 1)
+    assert bench.view.state == bench.state_at(41)
+
+
+def test_what_a_snapshot_makes_superfluous_is_not_decoded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.go_live(9)
+    bench.heartbeat(9, late_s=9)
+    bench.tick()
+    decoded = []
+    decode_batch = sync.decode_batch
+    monkeypatch.setattr(
+        sync, "decode_batch", lambda payload, **kw: decoded.append(payload) or decode_batch(payload, **kw)
+    )
+    for seq in range(10, 30):
+        bench.batch(seq)
+    bench.snapshot(27)
+    assert decoded == [encode_batch(bench.stream.batches[seq]) for seq in (28, 29)]
+
+
+def test_what_comes_after_a_silence_is_not_live_before_a_heartbeat(bench: Bench) -> None:
+    """A viewer that was stopped finds ten minutes of batches in its queue."""
+    bench.go_live(9)
+    bench.now += 600
+    bench.batch(10)
+    assert (bench.view.last_seq, bench.status) == (10, Status.SYNCING)
+    bench.heartbeat(10, late_s=599)
+    assert bench.status is Status.GAP
+    bench.tick()
+    bench.snapshot(50)
+    bench.heartbeat(11, late_s=598)
+    assert bench.status is Status.LIVE  # the state is newer than that heartbeat
+
+
+def test_an_engine_that_was_silent_itself_is_live_with_its_next_heartbeat(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.now += 5
+    bench.batch(10)
+    assert bench.status is Status.SYNCING
+    bench.heartbeat(10)
+    assert (bench.status, bench.view.num_gaps, bench.sync.phase) == (Status.LIVE, 0, Phase.FOLLOWING)
+
+
+def test_a_clock_that_jumps_costs_one_snapshot(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.now += 0.5
+    bench.heartbeat(9, late_s=1_000)
+    bench.tick()
+    bench.snapshot(9)
+    for _ in range(20):
+        bench.tick(0.5)
+        bench.heartbeat(9, late_s=1_000)
+        assert bench.status is Status.LIVE
+    assert len(bench.asked) == 2
+
+
+def test_clocks_that_drift_apart_are_not_lag(bench: Bench) -> None:
+    bench.go_live(9)
+    for second in range(1, 20_000):
+        bench.now += 1.0
+        bench.heartbeat(9, late_s=second * 300e-6)
+        assert bench.status is Status.LIVE
+
+
+def test_batches_kept_aside_are_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "MAX_ASIDE_BYTES", 1_000)
+    bench.tick()
+    for seq in range(60):
+        bench.batch(seq)
+    assert 0 < sum(len(received.payload) for received in bench.sync._aside) <= 1_000
+    bench.snapshot(3)
+    assert bench.sync.phase is Phase.REPLAYING  # the hole is found, and asked for
+    bench.tick()
+    assert bench.asked[-1] == (Op.REPLAY, {"seq": 4})
+    bench.replay(range(4, 60))
+    assert bench.view.state == bench.state_at(59)
+
+
+def test_a_late_heartbeat_from_before_the_state_is_no_lag(bench: Bench) -> None:
+    bench.go_live(9)
+    bench.sync.on_batch(10, b"\xc1")  # a fresh state is fetched
+    bench.tick()
+    bench.snapshot(50)
+    bench.heartbeat(20, late_s=5)
+    assert (bench.status, len(bench.asked)) == (Status.LIVE, 2)

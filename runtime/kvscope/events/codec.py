@@ -61,6 +61,19 @@ def decode_batch(payload: bytes, *, printable: bool = False) -> DecodedBatch:
     return DecodedBatch(batch, len(fields[4]) - len(events))
 
 
+def peek_epoch(payload: bytes) -> bytes:
+    """Which life a batch is of, without decoding the rest of it. Raises DecodeError."""
+    unpacker = msgpack.Unpacker(max_buffer_size=64)  # a new one: it holds nothing of an earlier payload
+    unpacker.feed(payload[:64])
+    try:
+        num_elements, epoch = unpacker.read_array_header(), unpacker.unpack()
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise DecodeError(f"not an event batch: {make_printable(str(error) or type(error).__name__)}") from None
+    if num_elements < 5 or not isinstance(epoch, bytes):
+        raise DecodeError("not an event batch: expected [epoch, step, phase, time_ns, events]")
+    return epoch
+
+
 def encode_state(state: EngineState) -> bytes:
     """The snapshot form of a state."""
     encoded: bytes = msgpack.packb(msgspec.to_builtins(state, builtin_types=(bytes,)))

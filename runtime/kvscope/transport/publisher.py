@@ -116,7 +116,7 @@ class Publisher:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._num_heartbeats = 0
         self._last_batch: Batch | None = None
-        self._last_batch_at_ns = time.monotonic_ns()
+        self._clock_zero_ns: int | None = None  # the monotonic time that is 0 on the engine's clock
         # Bound here so that the caller learns of a bad address; afterwards the thread alone uses it.
         self._listener = Listener(zmq.PUB, address, MAX_REQUEST_BYTES, keys)
         self._socket = self._listener.socket
@@ -231,7 +231,8 @@ class Publisher:
                 self.ring.append(SentBatch(seq, payload))
             else:
                 self.ring.clear()
-            self._last_seq, self._last_batch, self._last_batch_at_ns = seq, batch, time.monotonic_ns()
+            self._set_clock(batch)
+            self._last_seq, self._last_batch = seq, batch
             self._record(seq, batch, payload if fits else None)
         if fits:
             self._socket.send_multipart((EVENTS_TOPIC, encode_seq(seq), payload))
@@ -263,14 +264,20 @@ class Publisher:
         elif self._mirror_is_sound:
             self._recorder.record_keyframe(seq, self._log_time_ns(batch.time_ns), encode_state(self._mirror))
 
+    def _set_clock(self, batch: Batch) -> None:
+        """A batch that has waited in the queue makes the engine's clock look slow; the fastest one is right."""
+        zero_ns = time.monotonic_ns() - batch.time_ns
+        is_same_life = self._last_batch is not None and self._last_batch.epoch == batch.epoch
+        self._clock_zero_ns = min(zero_ns, self._clock_zero_ns or zero_ns) if is_same_life else zero_ns
+
     def _log_time_ns(self, time_ns: int) -> int:
         return self._mirror.wall_time_ns + time_ns
 
     def _send_heartbeat(self) -> None:
         batch = self._last_batch
-        if self._last_seq is None or batch is None:
+        if self._last_seq is None or batch is None or self._clock_zero_ns is None:
             return  # no life to speak of yet
-        now_ns = batch.time_ns + time.monotonic_ns() - self._last_batch_at_ns
+        now_ns = time.monotonic_ns() - self._clock_zero_ns
         payload = encode_heartbeat(Heartbeat(batch.epoch, self._last_seq, batch.step, now_ns))
         self._socket.send_multipart((HEARTBEAT_TOPIC, encode_seq(self._num_heartbeats), payload))
         self._num_heartbeats += 1

@@ -8,6 +8,7 @@
     FOLLOWING -> REPLAYING          a number is missing, or a heartbeat tells of batches that never came
     REPLAYING -> FOLLOWING          the missing batches came
     REPLAYING, FOLLOWING -> WAITING the engine no longer has them, a batch does not fit, or another life began
+    FOLLOWING -> WAITING            this client has fallen too far behind: it skips to the present
 
 What the user sees follows from these and from when the engine was last heard, in one place: `_status`.
 """
@@ -19,9 +20,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
-from kvscope.events.codec import DecodedBatch, DecodeError, decode_batch, decode_state
+from kvscope.events.codec import DecodeError, decode_batch, decode_state, peek_epoch
 from kvscope.events.text import make_printable
 from kvscope.transport.healing import receivable
+from kvscope.transport.lag import LagMeter
 from kvscope.transport.requests import Op, one_line
 from kvscope.transport.source import Status, View
 from kvscope.transport.wire import STALE_AFTER_S, Heartbeat
@@ -29,6 +31,7 @@ from kvscope.transport.wire import STALE_AFTER_S, Heartbeat
 logger = logging.getLogger(__name__)
 
 MAX_ASIDE_BATCHES = 20_000  # more than the engine's ring: a hole in here is found and asked for again
+MAX_ASIDE_BYTES = 64 * 1024 * 1024
 ANSWER_TIMEOUT_S = 2.0
 RETRY_S = 0.1
 
@@ -44,9 +47,11 @@ class Phase(Enum):
 
 
 class _Received(NamedTuple):
+    """A batch whose turn has not come: those that a snapshot makes superfluous are never decoded."""
+
     seq: int
-    decoded: DecodedBatch
-    num_bytes: int
+    epoch: bytes
+    payload: bytes
 
 
 class Synchronizer:
@@ -63,7 +68,8 @@ class Synchronizer:
         self.view = view
         self.phase = Phase.WAITING
         self._ask, self._clock, self._wall_clock = ask, clock, wall_clock
-        self._aside: deque[_Received] = deque(maxlen=MAX_ASIDE_BATCHES)
+        self._aside: deque[_Received] = deque()
+        self._aside_bytes = 0
         self._request_id: int | None = None
         self._asked_at: float | None = None
         self._replay_goal = 0  # the last batch known to exist when the replay was asked for
@@ -75,34 +81,40 @@ class Synchronizer:
         self._heard_epoch: bytes | None = None
         self._heard_at: float | None = None
         self._heard_wall = 0.0
+        self._lag = LagMeter()
+        self._is_dated = False  # there was silence: what comes now may have waited, until a heartbeat tells otherwise
 
     # --- what comes in -------------------------------------------------------------------------------------------
 
     def on_batch(self, seq: int, payload: bytes) -> None:
         """A live batch from the stream."""
         try:
-            received = _Received(seq, decode_batch(payload, printable=True), len(payload))
+            received = _Received(seq, peek_epoch(payload), payload)
         except DecodeError as error:
             self.refuse(error)
             if self.phase is Phase.FOLLOWING and seq >= self._expected():
-                self._open_gap(f"batch {seq} cannot be read")
-                self._need_snapshot()
+                self._cannot_read(seq)
             self._show()
             return
-        self._hear(received.decoded.batch.epoch)
+        self._hear(received.epoch)
         if self.phase is Phase.FOLLOWING:
             self._follow(received)
         else:
-            self._aside.append(received)
+            self._keep_aside(received)
         self._show()
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         self._hear(heartbeat.epoch)
+        lag_s = self._lag.observe(heartbeat.epoch, heartbeat.time_ns, self._clock())
+        is_old = heartbeat.last_seq + 1 < self._expected()  # the state is from after it was sent
+        self._is_dated = self._is_dated and lag_s > STALE_AFTER_S and not is_old
         if self.phase is Phase.FOLLOWING:
             if heartbeat.epoch != self.view.state.epoch:
                 self._begin_new_life()
             elif heartbeat.last_seq >= self._expected():
                 self._need_replay(heartbeat.last_seq)
+            elif lag_s > STALE_AFTER_S and not is_old:
+                self._skip_to_present(lag_s)
             else:
                 self._confirm()
         self._show()
@@ -145,36 +157,62 @@ class Synchronizer:
         return 0 if self.view.last_seq is None else self.view.last_seq + 1
 
     def _hear(self, epoch: bytes) -> None:
-        self._is_confirmed = self._is_confirmed and not self._is_stale()
+        self._is_dated = self._is_dated or self._is_stale()
+        self._is_confirmed = self._is_confirmed and not self._is_dated
         self._heard_epoch, self._heard_at, self._heard_wall = epoch, self._clock(), self._wall_clock()
 
     def _follow(self, received: _Received) -> None:
-        if received.decoded.batch.epoch != self.view.state.epoch:
-            self._aside.append(received)
+        if received.epoch != self.view.state.epoch:
+            self._keep_aside(received)
             self._begin_new_life()
         elif received.seq > self._expected():
-            self._aside.append(received)
+            self._keep_aside(received)
             self._need_replay(received.seq - 1)
         elif received.seq < self._expected() or self._apply(received):
             self._confirm()  # the stream has nothing that the state lacks
 
+    def _keep_aside(self, received: _Received) -> None:
+        self._aside.append(received)
+        self._aside_bytes += len(received.payload)
+        while len(self._aside) > MAX_ASIDE_BATCHES or self._aside_bytes > MAX_ASIDE_BYTES:
+            self._aside_bytes -= len(self._aside.popleft().payload)
+
     def _apply(self, received: _Received) -> bool:
-        seq, (batch, num_refused), num_bytes = received
+        seq, _, payload = received
         try:
-            self.view.apply(seq, receivable(batch), num_refused, num_bytes)
+            batch, num_refused = decode_batch(payload, printable=True)
+        except DecodeError as error:
+            self.refuse(error)
+            self._cannot_read(seq)
+            return False
+        try:
+            self.view.apply(seq, receivable(batch), num_refused, len(payload))
         except Exception as error:
             self._open_gap(f"batch {seq} does not fit: {one_line(error)}")
             self._need_snapshot()
             return False
         return True
 
+    def _cannot_read(self, seq: int) -> None:
+        self._open_gap(f"batch {seq} cannot be read")
+        self._need_snapshot()
+
     def _confirm(self) -> None:
+        if self._is_dated:
+            return
         self._is_confirmed = self._has_been_live = True
         self._gap, self._trouble = None, ""
 
     def _begin_new_life(self) -> None:
         self._gap, self._has_been_live = None, False
         self._need_snapshot()
+
+    def _skip_to_present(self, lag_s: float) -> None:
+        """Better a hole than a picture of what was: what has queued up is dropped unread."""
+        self._open_gap(f"this viewer was {lag_s:.1f} s behind; it skips to the present")
+        self._need_snapshot()
+        self._lag.forget()
+        self._is_dated = False
 
     def _open_gap(self, detail: str) -> None:
         if not self._has_been_live:
@@ -228,12 +266,12 @@ class Synchronizer:
 
     def _take_replayed(self, seq: int, payload: bytes) -> None:
         try:
-            received = _Received(seq, decode_batch(payload, printable=True), len(payload))
+            received = _Received(seq, peek_epoch(payload), payload)
         except DecodeError as error:
             self.refuse(error)
             self._need_snapshot()
             return
-        if received.decoded.batch.epoch != self.view.state.epoch:
+        if received.epoch != self.view.state.epoch:
             self._begin_new_life()
         else:
             self._apply(received)
@@ -243,13 +281,14 @@ class Synchronizer:
         self.phase, self._request_id = Phase.FOLLOWING, None
         kept = list(self._aside)
         self._aside.clear()
+        self._aside_bytes = 0
         for received in kept:
-            if received.decoded.batch.epoch != self.view.state.epoch:
+            if received.epoch != self.view.state.epoch:
                 continue  # of the life before: the newest one heard is the snapshot's
             if self.phase is Phase.FOLLOWING:
                 self._follow(received)
             else:
-                self._aside.append(received)
+                self._keep_aside(received)
 
     # --- what the user sees --------------------------------------------------------------------------------------
 
