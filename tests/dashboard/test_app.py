@@ -489,15 +489,15 @@ def test_no_key_means_two_things_at_once():
 
 async def test_the_palette_holds_every_action():
     async with running(live()) as (app, pilot):
-        offered = {command.help for command in app.get_system_commands(app.screen)}
+        offered = {command.title for command in app.get_system_commands(app.screen)}
         expected = {
-            key.about
+            f"{key.about}  ({key_names(key.keys)})"
             for key in KEYS
             if key.needs not in ("recording", "history", "live") and key.keys != "ctrl+q,ctrl+c"
         }
         assert expected <= offered
         await pilot.press("ctrl+p")
-        await until(pilot, lambda: "Pause or resume" in screen_text(app), "palette opens")
+        await until(pilot, lambda: "Cancel the selected" in screen_text(app), "palette opens")
 
 
 HOSTILE = "[/nope] [@click=app.quit]x[/] [bold]b \x1b]52;c;ZXZpbA==\x07 \x1b[2J \u202egnp\u202c a\tb\nc"

@@ -3,31 +3,35 @@
 import re
 from collections.abc import Callable, Iterable
 
-from textual import actions
 from textual.app import SystemCommand
+from textual.dom import DOMNode
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Input
 
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.help import HelpScreen
-from kvscope.dashboard.keys import KEYS
+from kvscope.dashboard.keys import KEYS, key_names
+from kvscope.dashboard.pane import StripPane, own_bindings
 from kvscope.dashboard.replies import ask
 from kvscope.dashboard.selection import find_selected
+from kvscope.dashboard.themed import Look
 from kvscope.dashboard.time_travel import TimeTravelApp
 from kvscope.events.text import make_printable
 from kvscope.transport.source import PendingReply, Source
 
 _REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("\w+"\)')
+MAX_COPIED = 100_000  # characters; terminals drop much longer ones
 _MOVING = ("pane", "focus_prompt")  # actions whose keys are text while the user writes
 
 
 class ActionsApp(TimeTravelApp):
     """An app on a source, with the actions that do not depend on how the panes are arranged."""
 
-    def __init__(self, source: Source, glyphs: Glyphs) -> None:
-        super().__init__(source, glyphs)
+    def __init__(self, source: Source, glyphs: Glyphs, look: Look | None = None) -> None:
+        super().__init__(source, glyphs, look)
         self._frame: Frame = build_frame(source.view, FrameBuilder())
         self._selected: str | None = None
 
@@ -69,6 +73,10 @@ class ActionsApp(TimeTravelApp):
         """A notification; the text is never read as markup."""
         self.notify(make_printable(message), severity=severity, markup=False)
 
+    def tell_notices(self) -> None:
+        for notice in self.notices:
+            self.tell(notice, severity="warning")
+
     # --- the rest -------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -89,7 +97,19 @@ class ActionsApp(TimeTravelApp):
         return can.get(needs, True)
 
     def action_help(self) -> None:
-        self.push_screen(HelpScreen(self._glyphs))
+        """About the focused pane first, then about everything."""
+        focused = self.screen.focused
+        self.push_screen(HelpScreen(self._glyphs, focused.id if focused is not None else None))
+
+    def action_copy(self) -> None:
+        """The focused pane's text, by OSC 52; only this key does it, never what arrives from an engine."""
+        pane = self.screen.focused
+        text = pane.copied_text() if isinstance(pane, StripPane) else ""
+        if not text.strip():
+            self.tell("nothing to copy here: go to a pane first", severity="warning")
+            return
+        self.copy_to_clipboard(text[:MAX_COPIED])
+        self.tell(f"copied {min(len(text), MAX_COPIED):,} characters, if your terminal allows it: kvscope doctor")
 
     def action_save_picture(self) -> None:
         try:
@@ -104,12 +124,22 @@ class ActionsApp(TimeTravelApp):
         return _REMOTE_FONT.sub("", super().export_screenshot(title=title, simplify=simplify))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Every action of the key table, and Textual's themes."""
+        """Every action of the key table, then those of the focused pane, and the themes."""
+        for title, action, target in self.palette_entries(screen.focused):
+            yield SystemCommand(title, "", self._runner(action, target))
+        yield SystemCommand("Theme: light or dark", "", self.action_change_theme)
+
+    def palette_entries(self, focused: Widget | None) -> Iterable[tuple[str, str, DOMNode]]:
+        """What each is called, its action, and whose it is."""
         named = {key.action: key for key in reversed(KEYS) if self._can(key.needs)}
         for action, key in reversed(named.items()):
-            yield SystemCommand(key.label.capitalize(), key.about, self._runner(action))
-        yield SystemCommand("Theme", "Change the colours around the cells", self.action_change_theme)
+            yield _titled(key.about, key.keys), action, self
+        for binding in own_bindings(focused) if focused is not None else ():
+            yield _titled(f"{focused.id}: {binding.description}", binding.key), binding.action, focused
 
-    def _runner(self, action: str) -> Callable[[], object]:
-        _, name, parameters = actions.parse(action)
-        return lambda: getattr(self, f"action_{name}")(*parameters)
+    def _runner(self, action: str, target: DOMNode) -> Callable[[], object]:
+        return lambda: self.call_later(self.run_action, action, target)
+
+
+def _titled(about: str, keys: str) -> str:
+    return f"{about}  ({key_names(keys)})"

@@ -26,7 +26,7 @@ from kvscope.dashboard.prompt import READ_ONLY_HINT, PromptBar
 from kvscope.dashboard.pump import FramePump
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
 from kvscope.dashboard.selection import latest_block, light_of, shown_sequence
-from kvscope.dashboard.theme import THEME
+from kvscope.dashboard.themed import Look
 from kvscope.dashboard.timeline_bar import TimelineBar
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
@@ -60,14 +60,13 @@ class DashboardApp(ActionsApp):
         *,
         title: str,
         ascii_only: bool = False,
+        look: Look | None = None,
         scripted_prompts: Sequence[str] = (),
         scripted_delay_s: float = 3.0,
         fps: int = 15,
         defaults: SamplingParams | None = None,
     ) -> None:
-        super().__init__(source, ASCII if ascii_only else UNICODE)
-        self.register_theme(THEME)
-        self.theme = THEME.name
+        super().__init__(source, ASCII if ascii_only else UNICODE, look)
         self._source_title = make_printable(title)
         self._script, self._script_delay_s = list(scripted_prompts), scripted_delay_s
         self._defaults = defaults if defaults is not None else SamplingParams()
@@ -105,6 +104,7 @@ class DashboardApp(ActionsApp):
         self.query_one("#grid").focus()
         self._pump.start()
         self.set_interval(0.5, self.draw_top)
+        self.tell_notices()
         if self._script and self._source.control is not None:
             self.set_timer(self._script_delay_s, self._next_scripted)
 
@@ -231,9 +231,19 @@ class DashboardApp(ActionsApp):
         self._selected = key
         self._draw()
 
-    def action_clear(self) -> None:
-        self._cursor = None
-        self.select(None)
+    def action_back(self) -> None:
+        """One level out: the selection, then the cursor, then the past."""
+        if self._selected is not None:
+            self.select(None)
+        elif self._cursor is not None:
+            self._cursor = None
+            self._draw()
+        else:
+            self.action_live()
+
+    def action_go(self, name: str) -> None:
+        """To a pane, also from the prompt."""
+        self.action_pane(name)
 
     def action_pane(self, name: str) -> None:
         if name != "grid":

@@ -19,6 +19,7 @@ import typer
 
 from kvscope.dashboard import engine_commands, flags, recording_commands, simulation_command
 from kvscope.dashboard.errors import CommandError, ExitCode, one_line
+from kvscope.events.text import make_printable
 
 app = typer.Typer(
     name="kvscope",
@@ -65,6 +66,7 @@ def _kvscope(
     kvscope simulate trace.jsonl            no model: scheduler and pool on a trace
     kvscope replay run.mcap                 a recorded run, again
     kvscope check run.mcap                  is anything wrong in it?
+    kvscope settings                        theme, colours and keys of your own
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -79,6 +81,9 @@ def attach(
     key: flags.Key = None,
     server_key: flags.ServerKey = None,
     ascii_only: flags.Ascii = False,
+    theme: flags.Theme = None,
+    colors: flags.Colors = None,
+    no_mouse: flags.NoMouse = False,
 ) -> int:
     """Open the dashboard on a running engine.
 
@@ -89,20 +94,53 @@ def attach(
     kvscope attach tcp://gpu:5557 --server-key gpu.key
     """
     from kvscope.dashboard import viewer
+    from kvscope.dashboard.opening import ScreenFlags
     from kvscope.transport.discovery import resolve
 
-    return viewer.attach(resolve(endpoint, key=key, server_key=server_key), read_only=read_only, ascii_only=ascii_only)
+    endpoints = resolve(endpoint, key=key, server_key=server_key)
+    return viewer.attach(endpoints, ScreenFlags(ascii_only, theme, colors, no_mouse), read_only=read_only)
 
 
 @app.command()
 def replay(
     recording: Annotated[Path, typer.Argument(help="What --record wrote.", metavar="FILE", show_default=False)],
     ascii_only: flags.Ascii = False,
+    theme: flags.Theme = None,
+    colors: flags.Colors = None,
+    no_mouse: flags.NoMouse = False,
 ) -> int:
     """Watch a recorded run again: play, pause, step."""
     from kvscope.dashboard import viewer
+    from kvscope.dashboard.opening import ScreenFlags
 
-    return viewer.replay(recording, ascii_only=ascii_only)
+    return viewer.replay(recording, ScreenFlags(ascii_only, theme, colors, no_mouse))
+
+
+@app.command()
+def settings(
+    path: Annotated[bool, typer.Option("--path", help="Print where the file is looked for, and no more.")] = False,
+    init: Annotated[bool, typer.Option("--init", help="Write it there, unless there is one.")] = False,
+) -> int:
+    """Print a settings file to start from: theme, colours, keys. All of it is commented out.
+
+    Mistakes in the file you have are named on stderr; exit code 1 then.
+
+    \b
+    kvscope settings --init
+    $EDITOR "$(kvscope settings --path)"
+    """
+    from kvscope.dashboard.settings import example_lines, load_settings, settings_path
+
+    where = settings_path()
+    notices = load_settings(where).notices
+    if init:
+        where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with where.open("x", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in example_lines(where))
+    print(*([where] if path or init else example_lines(where)), sep="\n")
+    for notice in notices:
+        print(f"kvscope: {make_printable(notice)}", file=sys.stderr)
+    return ExitCode.FAILURE if notices else ExitCode.OK
 
 
 keys = typer.Typer(help="Keys for engines that other machines reach over TCP.", rich_markup_mode=None)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from kvscope.dashboard.engine_process import EngineProcess
 from kvscope.dashboard.errors import CommandError, ExitCode
-from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, require_screen, run_screen, wants_ascii
+from kvscope.dashboard.opening import ScreenFlags, open_dashboard
+from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, require_screen
 from kvscope.dashboard.viewer import Connected
 from kvscope.events.options import split_prompt
 from kvscope.events.types import BlocksAllocated
@@ -32,7 +33,12 @@ POLL_S = 0.05
 
 
 def demo(
-    *, name: str | None, record: Path | None, force: bool, max_steps_per_second: float | None, ascii_only: bool
+    flags: ScreenFlags,
+    *,
+    name: str | None,
+    record: Path | None,
+    force: bool,
+    max_steps_per_second: float | None,
 ) -> int:
     """Run the demonstration; the engine is stopped on every way out. The exit code."""
     on_screen = has_terminal()
@@ -53,7 +59,7 @@ def demo(
         try:
             if not on_screen:
                 return _run_headless(source, engine)
-            return _run_dashboard(source, ascii_only=ascii_only or wants_ascii())
+            return open_dashboard(source, "tiny-shakespeare", flags, scripted_prompts=SCRIPTED_PROMPTS)
         finally:
             source.close()
 
@@ -81,14 +87,6 @@ def _connect(engine: EngineProcess) -> Connected:
 
     history = History()
     return Connected(EngineClient(resolve(engine.name), View(history)).connect(), history)
-
-
-def _run_dashboard(source: Source, *, ascii_only: bool) -> int:
-    from kvscope.dashboard.app import DashboardApp
-
-    return run_screen(
-        DashboardApp(source, title="tiny-shakespeare", ascii_only=ascii_only, scripted_prompts=SCRIPTED_PROMPTS)
-    )
 
 
 def _run_headless(source: Source, engine: EngineProcess) -> int:

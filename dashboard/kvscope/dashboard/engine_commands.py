@@ -163,6 +163,9 @@ def demo(
     name: Annotated[str | None, typer.Option(help="The engine's name; demo-PID unless set.", metavar="NAME")] = None,
     max_steps_per_second: flags.MaxStepsPerSecond = None,
     ascii_only: flags.Ascii = False,
+    theme: flags.Theme = None,
+    colors: flags.Colors = None,
+    no_mouse: flags.NoMouse = False,
 ) -> int:
     """Start an engine on the embedded model, open the dashboard on it, and send two prompts.
 
@@ -171,9 +174,14 @@ def demo(
     """
     _require_engine("demo")
     from kvscope.dashboard import demo as demonstration
+    from kvscope.dashboard.opening import ScreenFlags
 
     return demonstration.demo(
-        name=name, record=record, force=force, max_steps_per_second=max_steps_per_second, ascii_only=ascii_only
+        ScreenFlags(ascii_only, theme, colors, no_mouse),
+        name=name,
+        record=record,
+        force=force,
+        max_steps_per_second=max_steps_per_second,
     )
 
 

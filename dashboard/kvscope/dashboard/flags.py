@@ -54,6 +54,14 @@ NoControl = Annotated[
     bool, typer.Option("--no-control", help="Refuse prompts, pausing and every other control from everyone.")
 ]
 Ascii = Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")]
+Theme = Annotated[
+    str | None, typer.Option(help="auto, kvscope, kvscope-light, kvscope-ansi, ...", metavar="NAME", show_default=False)
+]
+Colors = Annotated[
+    Literal["auto", "16", "256", "truecolor"] | None,
+    typer.Option(help="How many colours the terminal has.", show_default=False),
+]
+NoMouse = Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")]
 MaxStepsPerSecond = Annotated[
     float | None,
     typer.Option(min=0.1, max=1e6, help="Slow the engine down to what an eye can follow.", metavar="N"),

@@ -18,32 +18,48 @@ from kvscope.dashboard.prompt import PromptInput
 from kvscope.dashboard.strips import Part, make_strip, wrap_parts
 
 _PAST = ("recording", "history")
+_ABOUT = {
+    "grid": ("Block pool", "every physical block of the pool; the colour is the request that holds it"),
+    "requests": ("Requests", "requests and their sequences; the selected one's blocks are lit in the pool"),
+    "table": ("Block table", "one sequence's logical blocks, where each lies in the pool, and the text in its slots"),
+    "text": ("Text", "what was asked, and what the model has written so far"),
+    "events": ("Events", "what happened, as sentences; the newest is followed until you scroll up"),
+    "block": ("Block", "the block under the cursor: its holders and its slots"),
+    "prompt": (
+        "Prompt",
+        "text, then options: n=2 max_tokens=64 temperature=0.8 top_k top_p seed stop ignore_eos; "
+        "beam_width=4 length_penalty=1.0: beam search instead of drawing",
+    ),
+}
+_PANE_KEYS = {"grid": BlockGrid, "requests": RequestsPane}
 
 
-def draw_help(glyphs: Glyphs, width: int) -> list[Strip]:
-    """All keys by the place they work in, then the legend."""
+def draw_help(glyphs: Glyphs, width: int, focused: str | None = None) -> list[Strip]:
+    """The focused pane's own keys, then all keys by the place they work in, then the legend."""
     strips: list[Strip] = []
+    places = sorted((*_PANE_KEYS, "prompt"), key=lambda name: name != focused)
+    if focused in _ABOUT:
+        strips += _place(focused, width)
     everywhere = [(key_names(key.keys), key.about + _needs(key.needs)) for key in KEYS if key.needs not in _PAST]
-    strips += _section(
-        "Everywhere", [*everywhere, ("Ctrl+p", "Palette: every action by name"), ("Tab", "Next pane")], width
-    )
+    moving = [("F2 F3 F4 ...", "The pane of that number, also while writing"), ("Tab", "Next pane")]
+    strips += _section("Everywhere", [*everywhere, *moving], width)
     past = [(key_names(key.keys), key.about) for key in KEYS if key.needs in _PAST]
     strips += _section("In a recording, and in an engine's past", past, width)
-    strips += _section("Block pool", _of(BlockGrid.BINDINGS), width)
-    strips += _section("Requests", _of(RequestsPane.BINDINGS), width)
+    for name in places:
+        if name != focused:
+            strips += _place(name, width)
     strips += _section("Every pane", _of(StripPane.BINDINGS), width)
-    strips += _section(
-        "Prompt",
-        [
-            *_of(PromptInput.BINDINGS),
-            ("Enter", "send"),
-            ("", "options at the end of the line:"),
-            ("", "n=2 max_tokens=64 temperature=0.8 top_k top_p seed stop ignore_eos"),
-            ("", "beam_width=4 length_penalty=1.0: beam search instead of drawing"),
-        ],
-        width,
-    )
     return [*strips, *_section("Signs", _legend(glyphs), width)]
+
+
+def _place(name: str, width: int) -> list[Strip]:
+    title, about = _ABOUT[name]
+    if name == "prompt":
+        rows = [*_of(PromptInput.BINDINGS), ("Enter", "send"), ("", about)]
+    else:
+        keys = _PANE_KEYS.get(name, StripPane)
+        rows = [*_of(keys.BINDINGS), ("", about)]
+    return _section(title, rows, width)
 
 
 def _of(bindings: Iterable[object]) -> list[tuple[str, str]]:
@@ -81,12 +97,12 @@ def _legend(glyphs: Glyphs) -> list[tuple[str, str]]:
 
 
 class HelpPane(StripPane):
-    def __init__(self, glyphs: Glyphs) -> None:
+    def __init__(self, glyphs: Glyphs, focused: str | None) -> None:
         super().__init__(id="help-pane")
-        self._glyphs = glyphs
+        self._glyphs, self._focused = glyphs, focused
 
     def draw(self, width: int) -> list[Strip]:
-        return draw_help(self._glyphs, width)
+        return draw_help(self._glyphs, width, self._focused)
 
 
 class HelpScreen(ModalScreen[None]):
@@ -94,12 +110,12 @@ class HelpScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar = [Binding("escape,question_mark,f1,q,enter", "dismiss_help", "close", show=False)]
 
-    def __init__(self, glyphs: Glyphs) -> None:
+    def __init__(self, glyphs: Glyphs, focused: str | None = None) -> None:
         super().__init__()
-        self._glyphs = glyphs
+        self._glyphs, self._focused = glyphs, focused
 
     def compose(self) -> ComposeResult:
-        pane = HelpPane(self._glyphs)
+        pane = HelpPane(self._glyphs, self._focused)
         pane.border_title = "Help"
         pane.border_subtitle = "Esc closes"
         yield pane

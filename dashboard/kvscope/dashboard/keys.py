@@ -1,5 +1,6 @@
 """Every key of the dashboard, in one table: the app binds it, the help screen and the palette are written from it."""
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from textual.binding import Binding
@@ -32,8 +33,15 @@ class Key(NamedTuple):
     footer: bool = True
     priority: bool = False  # seen before the focused pane sees it, so that the very next key already has its new place
 
+    @property
+    def name(self) -> str:
+        """What the settings file calls it."""
+        return self.label.lower().replace(" ", "-")
+
 
 KEYS = (
+    # First, so that it is in the footer at every width: a click on it reaches everything else.
+    Key("colon,ctrl+p", "command_palette", "palette", "Palette: every action by name"),
     Key("L", "live", "LIVE", "Leave the past for the live engine; End does it too", "history"),
     Key("space", "play", "play", "Play or pause", "recording"),
     Key("b,backspace", "step_back", "back", "One batch back", "recording"),
@@ -75,16 +83,41 @@ KEYS = (
     Key("plus,equals_sign", "zoom(-1)", "zoom in", "Draw blocks nearer", footer=False),
     Key("minus", "zoom(1)", "zoom out", "Draw blocks denser", footer=False),
     Key("0", "zoom_auto", "zoom auto", "Choose the zoom by the pool's size", footer=False),
-    Key("escape", "clear", "clear", "Select nothing", footer=False),
+    Key("escape", "back", "back out", "Back out one level: selection, cursor, the past", footer=False),
+    Key("y", "copy", "copy", "Copy what the focused pane shows to the clipboard", footer=False),
     Key("s", "save_picture", "svg", "Save an SVG picture of the screen in the current directory"),
     Key("question_mark,f1", "help", "help", "This list of keys"),
     Key("q", "quit", "quit", "Leave"),
-    Key("ctrl+q,ctrl+c", "quit", "quit", "Leave, also while writing", footer=False, priority=True),
+    Key("ctrl+q,ctrl+c", "quit", "quit anywhere", "Leave, also while writing", footer=False, priority=True),
 )
 
 
 def app_bindings() -> list[Binding]:
-    return [Binding(key.keys, key.action, key.label, show=key.footer, priority=key.priority) for key in KEYS]
+    """The table, and F2, F3, ... for the panes of these numbers: they work while the user writes."""
+    named = [
+        Binding(key.keys, key.action, key.label, show=key.footer, priority=key.priority, id=key.name) for key in KEYS
+    ]
+    numbered = [
+        Binding(f"f{number}", f"go('{name}')", PANES[name], show=False, priority=True)
+        for number, name in enumerate(PANES, start=1)
+        if number > 1  # F1 is help
+    ]
+    return named + numbered
+
+
+def clashing_keys(keymap: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Keys that would mean two things at once with these of the user's own, and the two actions."""
+    taken: dict[str, list[Key]] = {}
+    for entry in KEYS:
+        for key in keymap.get(entry.name, entry.keys).split(","):
+            others = taken.setdefault(_CHARACTERS.get(key, key), [])
+            for other in others:
+                if {entry.needs, other.needs} not in _NEVER_TOGETHER:
+                    yield key, [entry.name, other.name]
+            others.append(entry)
+
+
+_NEVER_TOGETHER = ({"live", "recording"}, {"live", "history"})
 
 
 _NAMES = {
@@ -112,9 +145,17 @@ _NAMES = {
     "up": "Up",
     "down": "Down",
     "f1": "F1",
+    "colon": ":",
 }
+_CHARACTERS = {character: name for name, character in _NAMES.items() if len(character) == 1}
 
 
 def key_names(keys: str) -> str:
     """`plus,equals_sign` as `+ =`."""
     return " ".join(_NAMES.get(key, key.replace("ctrl+", "Ctrl+")) for key in keys.split(","))
+
+
+def typed_keys(keys: str) -> str:
+    """`question_mark,f1` as `?,f1`: how one writes it in a file. A comma keeps its name."""
+    short = {name: character for character, name in _CHARACTERS.items() if character != ","}
+    return ",".join(short.get(key, key) for key in keys.split(","))

@@ -10,6 +10,22 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvscope.dashboard.palettes import Recolour
+from kvscope.dashboard.themed import ThemedApp
+
+MAX_COPIED_LINES = 2000
+
+
+def _recolour(widget: Widget) -> Recolour:
+    """From the colours of drawing to those of the theme."""
+    return widget.app.recolour if isinstance(widget.app, ThemedApp) else Recolour()
+
+
+def own_bindings(widget: Widget) -> list[Binding]:
+    """The keys that a widget of ours has for itself, the most special first; not those of Textual's widgets."""
+    ours = [cls for cls in type(widget).__mro__ if cls.__module__.startswith("kvscope.")]
+    return [binding for cls in ours for binding in vars(cls).get("BINDINGS", ()) if isinstance(binding, Binding)]
+
 
 class StripWidget(Widget):
     """As tall as the strips it is given, and never scrolled."""
@@ -29,7 +45,7 @@ class StripWidget(Widget):
 
     def render_line(self, y: int) -> Strip:
         strip = self._strips[y] if y < len(self._strips) else Strip([])
-        return strip.adjust_cell_length(self.size.width).apply_style(self.rich_style)
+        return _recolour(self).strip(strip.adjust_cell_length(self.size.width)).apply_style(self.rich_style)
 
     def text(self) -> str:
         """What is on it, for tests and screen readers."""
@@ -94,7 +110,11 @@ class StripPane(ScrollView):
     def render_line(self, y: int) -> Strip:
         scroll_x, scroll_y = self.scroll_offset
         strip = self.line_at(y + scroll_y).crop_extend(scroll_x, scroll_x + self.size.width, self._base_style)
-        return strip.apply_style(self._base_style)
+        return _recolour(self).strip(strip).apply_style(self._base_style)
+
+    def copied_text(self) -> str:
+        """What the copy key puts on the clipboard."""
+        return "\n".join(self.line_at(y).text.rstrip() for y in range(min(self.virtual_size.height, MAX_COPIED_LINES)))
 
     def text(self) -> str:
         """Everything in the pane, for tests and screen readers."""

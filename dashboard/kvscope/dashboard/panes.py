@@ -131,6 +131,10 @@ class TextPane(FollowingPane):
             return [make_strip([(" no sequence selected", theme.SOFT)], width)]
         return draw_text(*self._shown, self._glyphs, width)
 
+    def copied_text(self) -> str:
+        """Whole, and without the pane's line breaks."""
+        return f"{self._shown[0].prompt}{self._shown[1].text}" if self._shown is not None else ""
+
     def redraw(self) -> None:
         super().redraw()
         self.follow()

@@ -52,10 +52,10 @@ def wants_ascii() -> bool:
     return not encoding.startswith("utf")
 
 
-def run_screen(app: "App[None]") -> int:
+def run_screen(app: "App[None]", *, mouse: bool = True) -> int:
     """Run the application until it ends or a signal ends it; the terminal is restored either way. The exit code."""
     with _signals_end(app):
-        app.run()
+        app.run(mouse=mouse)
     return app.return_code or 0
 
 

@@ -1,15 +1,15 @@
 """What keys do with the past: a recording's, or that of a live engine, whose view can be frozen to walk back in it."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from textual.app import App
 
 from kvscope.dashboard.frames import Behind, Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.go_to import Destination, GoToScreen
 from kvscope.dashboard.playback import next_speed
+from kvscope.dashboard.themed import Look, ThemedApp
 from kvscope.events.text import make_printable
 from kvscope.transport.source import Source, Status
 from kvscope.transport.timetravel import History, Player, ReplaySource
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 JUMPS = 20  # how many jumps from one end to the other
 
 
-class TimeTravelApp(App[None]):
+class TimeTravelApp(ThemedApp):
     """States: LIVE (no player) <-> HISTORY (a player over the engine's past); a recording has a player throughout."""
 
-    def __init__(self, source: Source, glyphs: Glyphs) -> None:
-        super().__init__()
+    def __init__(self, source: Source, glyphs: Glyphs, look: Look | None = None) -> None:
+        super().__init__(look, no_color="NO_COLOR" in os.environ)
         self._source, self._glyphs = source, glyphs
         self._player: Player | None = getattr(source, "player", None)
         self._history: History | None = getattr(source, "history", None)

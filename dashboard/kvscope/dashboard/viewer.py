@@ -4,7 +4,8 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.dashboard.terminal import require_terminal, run_screen, wants_ascii
+from kvscope.dashboard.opening import ScreenFlags, open_dashboard
+from kvscope.dashboard.terminal import require_terminal
 from kvscope.transport.endpoints import Endpoints
 from kvscope.transport.source import Control, View
 from kvscope.transport.timetravel import History
@@ -35,9 +36,8 @@ class Connected:
         self._client.close()
 
 
-def attach(endpoints: Endpoints, *, read_only: bool, ascii_only: bool) -> int:
+def attach(endpoints: Endpoints, flags: ScreenFlags, *, read_only: bool) -> int:
     """Watch a live engine until the user leaves. Raises EndpointError, or CommandError without a terminal."""
-    from kvscope.dashboard.app import DashboardApp
     from kvscope.transport.client import EngineClient
 
     require_terminal("attach", "a headless run is: kvscope run --prompt TEXT")
@@ -45,18 +45,16 @@ def attach(endpoints: Endpoints, *, read_only: bool, ascii_only: bool) -> int:
     history = History()
     client = EngineClient(endpoints, View(history)).connect(CONNECT_TIMEOUT_S)
     with contextlib.closing(Connected(client, history, read_only=read_only)) as source:
-        return run_screen(DashboardApp(source, title=endpoints.label, ascii_only=ascii_only or wants_ascii()))
+        return open_dashboard(source, endpoints.label, flags)
 
 
-def replay(recording: Path, *, ascii_only: bool) -> int:
+def replay(recording: Path, flags: ScreenFlags) -> int:
     """Watch a recording. Raises RecordingError for a file that cannot be read, or CommandError."""
-    from kvscope.dashboard.app import DashboardApp
     from kvscope.transport.recording import ReplaySource, read_recording
 
     batches = read_recording(recording)
     require_terminal("replay", "the recording is an MCAP file that any MCAP reader opens")
-    source = ReplaySource(batches)
-    return run_screen(DashboardApp(source, title=recording.name, ascii_only=ascii_only or wants_ascii()))
+    return open_dashboard(ReplaySource(batches), recording.name, flags)
 
 
 def engine_lines() -> list[str]:

@@ -1,0 +1,73 @@
+"""Opening the dashboard: flags over the settings file over what the terminal says about itself."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvscope.dashboard.palettes import ANSI_THEME, DARK_THEME, LIGHT_THEME
+from kvscope.dashboard.settings import COLOR_SYSTEMS, Settings, load_settings
+from kvscope.dashboard.terminal import run_screen, wants_ascii
+from kvscope.transport.source import Source
+
+FPS_OVER_SSH = 12  # every frame is bytes on somebody's line
+
+
+class ScreenFlags(NamedTuple):
+    """What the command line says about the screen; None leaves it to the settings."""
+
+    ascii_only: bool = False
+    theme: str | None = None
+    colors: str | None = None
+    no_mouse: bool = False
+
+
+def open_dashboard(source: Source, title: str, flags: ScreenFlags, *, scripted_prompts: Sequence[str] = ()) -> int:
+    """Draw until the user leaves; the exit code."""
+    settings = load_settings()
+    color_system = COLOR_SYSTEMS[flags.colors or settings.colors]
+    if color_system != "auto":
+        os.environ["TEXTUAL_COLOR_SYSTEM"] = color_system  # read once, when Textual is imported
+    from kvscope.dashboard.app import DashboardApp
+    from kvscope.dashboard.themed import Look
+
+    app = DashboardApp(
+        source,
+        title=title,
+        ascii_only=flags.ascii_only or settings.ascii or wants_ascii(),
+        look=Look(choose_theme(flags.theme, settings), settings.palette, settings.keys, settings.notices),
+        scripted_prompts=scripted_prompts,
+        fps=frames_per_second(settings),
+    )
+    return run_screen(app, mouse=settings.mouse and not flags.no_mouse)
+
+
+def frames_per_second(settings: Settings) -> int:
+    over_ssh = "SSH_CONNECTION" in os.environ or "SSH_TTY" in os.environ
+    return min(settings.frames_per_second, FPS_OVER_SSH) if over_ssh else settings.frames_per_second
+
+
+def choose_theme(wanted: str | None, settings: Settings) -> str:
+    """The one asked for; else by what the terminal can do, and by its ground where it tells."""
+    name = wanted or settings.theme
+    if name != "auto":
+        return name
+    if num_colors() <= 16:
+        return ANSI_THEME
+    return LIGHT_THEME if has_light_ground() else DARK_THEME
+
+
+def num_colors() -> int:
+    """How many colours the terminal says it has: 1 (NO_COLOR, or none), 16, 256, or 16777216."""
+    from rich.console import Console
+
+    if "NO_COLOR" in os.environ:
+        return 1
+    forced = os.environ.get("TEXTUAL_COLOR_SYSTEM", "auto")
+    system = forced if forced != "auto" else Console(force_terminal=True).color_system
+    return {"standard": 16, "256": 256, "truecolor": 1 << 24}.get(system or "", 1)
+
+
+def has_light_ground() -> bool:
+    """Whether COLORFGBG, where a terminal sets it, names a light background: `0;15` is black on white."""
+    ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    return ground in ("7", "15")
