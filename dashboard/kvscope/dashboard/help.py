@@ -18,6 +18,10 @@ from kvscope.dashboard.prompt import PromptInput
 from kvscope.dashboard.strips import Part, make_strip, wrap_parts
 
 _PAST = ("recording", "history")
+_OPTIONS = (
+    "text, then options: n=2 max_tokens=64 temperature=0.8 top_k top_p seed stop ignore_eos; "
+    "beam_width=4 length_penalty=1.0: beam search instead of drawing"
+)
 _ABOUT = {
     "grid": ("Block pool", "every physical block of the pool; the colour is the request that holds it"),
     "requests": ("Requests", "requests and their sequences; the selected one's blocks are lit in the pool"),
@@ -25,11 +29,7 @@ _ABOUT = {
     "text": ("Text", "what was asked, and what the model has written so far"),
     "events": ("Events", "what happened, as sentences; the newest is followed until you scroll up"),
     "block": ("Block", "the block under the cursor: its holders and its slots"),
-    "prompt": (
-        "Prompt",
-        "text, then options: n=2 max_tokens=64 temperature=0.8 top_k top_p seed stop ignore_eos; "
-        "beam_width=4 length_penalty=1.0: beam search instead of drawing",
-    ),
+    "prompt": ("Prompt", _OPTIONS),
 }
 _PANE_KEYS = {"grid": BlockGrid, "requests": RequestsPane}
 
@@ -37,7 +37,6 @@ _PANE_KEYS = {"grid": BlockGrid, "requests": RequestsPane}
 def draw_help(glyphs: Glyphs, width: int, focused: str | None = None) -> list[Strip]:
     """The focused pane's own keys, then all keys by the place they work in, then the legend."""
     strips: list[Strip] = []
-    places = sorted((*_PANE_KEYS, "prompt"), key=lambda name: name != focused)
     if focused in _ABOUT:
         strips += _place(focused, width)
     everywhere = [(key_names(key.keys), key.about + _needs(key.needs)) for key in KEYS if key.needs not in _PAST]
@@ -45,7 +44,7 @@ def draw_help(glyphs: Glyphs, width: int, focused: str | None = None) -> list[St
     strips += _section("Everywhere", [*everywhere, *moving], width)
     past = [(key_names(key.keys), key.about) for key in KEYS if key.needs in _PAST]
     strips += _section("In a recording, and in an engine's past", past, width)
-    for name in places:
+    for name in (*_PANE_KEYS, "prompt"):
         if name != focused:
             strips += _place(name, width)
     strips += _section("Every pane", _of(StripPane.BINDINGS), width)
