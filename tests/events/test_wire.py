@@ -1,14 +1,17 @@
 """The wire is pinned: these bytes never change for the same facts."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import msgpack
 import msgspec
 import pytest
 
 from kvscope.events.codec import EVENT_CLASSES, DecodeError, decode_batch, decode_state, encode_batch, encode_state
+from kvscope.events.fast_decode import decode_plain
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch, Event
 from kvscope.transport.wire import Heartbeat, decode_heartbeat, decode_seq, encode_heartbeat, encode_seq
@@ -34,6 +37,30 @@ def test_pinned_bytes_decode_to_the_same_facts(samples: tuple[Event, ...], batch
         decoded = decode_batch(bytes.fromhex(GOLDEN[kind(event)]))
         assert decoded.batch == batch_of(event)
         assert decoded.num_refused_events == 0
+
+
+@pytest.mark.parametrize("printable", [False, True])
+def test_the_fast_decoder_says_what_the_careful_one_says(
+    printable: bool, samples: tuple[Event, ...], batch_of: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind, with text that must be made visible, and with bytes changed at random."""
+    random, decided = Random(1), 0
+    payloads = [encode_batch(batch_of(event)) for event in samples]
+    payloads += [payload.replace(b"r1", b"r\x1b").replace(b"a", b"\x9b") for payload in payloads]
+    payloads += [payload.replace(b"r1", b"r\x1b") for payload in payloads]
+    for payload in list(payloads):
+        for _ in range(40):
+            changed = bytearray(payload)
+            changed[random.randrange(len(changed))] = random.randrange(256)
+            payloads.append(bytes(changed))
+    fast = [decode_plain(payload, printable=printable) for payload in payloads]
+    monkeypatch.setattr("kvscope.events.codec.decode_plain", lambda payload, printable: None)
+    for payload, batch in zip(payloads, fast, strict=True):
+        if batch is not None:
+            with contextlib.suppress(DecodeError):  # of text that is none, in a field that nobody reads
+                assert decode_batch(payload, printable=printable) == (batch, 0)
+                decided += 1
+    assert decided > len(samples)
 
 
 def test_heartbeat_bytes() -> None:

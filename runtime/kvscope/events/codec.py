@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import msgpack
 import msgspec
 
+from kvscope.events.fast_decode import decode_plain
 from kvscope.events.state import EngineState, FullState
-from kvscope.events.text import make_printable
+from kvscope.events.text import make_printable, printable_strings
 from kvscope.events.types import Batch, Event
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
@@ -46,6 +47,9 @@ def decode_batch(payload: bytes, *, printable: bool = False) -> DecodedBatch:
     Raises:
         DecodeError: not MessagePack, too large, or not shaped like a batch.
     """
+    plain = decode_plain(payload, printable=printable)
+    if plain is not None:
+        return DecodedBatch(plain, 0)
     fields = unpack(payload, MAX_BATCH_BYTES, printable=printable)
     if not isinstance(fields, list) or len(fields) < 5 or not isinstance(fields[4], list):
         raise DecodeError("not an event batch: expected [epoch, step, phase, time_ns, events]")
@@ -115,7 +119,7 @@ def unpack(payload: bytes, max_bytes: int, max_nodes: int = MAX_BATCH_NODES, *, 
             max_ext_len=0,
             strict_map_key=True,
         )
-        return _printable_strings(decoded) if printable else decoded
+        return printable_strings(decoded) if printable else decoded
     except DecodeError:
         raise
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError, TypeError) as error:
@@ -125,16 +129,6 @@ def unpack(payload: bytes, max_bytes: int, max_nodes: int = MAX_BATCH_NODES, *, 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
     raise DecodeError(f"MessagePack extension type {code} is not part of the protocol")
-
-
-def _printable_strings(value: Any) -> Any:
-    if isinstance(value, str):
-        return make_printable(value)
-    if isinstance(value, list):
-        return [_printable_strings(item) for item in value]
-    if isinstance(value, dict):
-        return {make_printable(key) if isinstance(key, str) else key: _printable_strings(v) for key, v in value.items()}
-    return value
 
 
 def _convert_event(fields: Any) -> Event | None:

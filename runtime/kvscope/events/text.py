@@ -5,6 +5,7 @@ The mapping is per character, so an escape sequence split over two events is def
 """
 
 import unicodedata
+from typing import Any
 
 _REPLACEMENT = "�"
 _CONTROL_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
@@ -32,3 +33,14 @@ def make_printable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return text.translate(_TABLE)
+
+
+def printable_strings(value: Any) -> Any:
+    """A value of plain types, every string in it made printable."""
+    if isinstance(value, str):
+        return make_printable(value)
+    if isinstance(value, list):
+        return [printable_strings(item) for item in value]
+    if isinstance(value, dict):
+        return {make_printable(key) if isinstance(key, str) else key: printable_strings(v) for key, v in value.items()}
+    return value
