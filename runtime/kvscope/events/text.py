@@ -39,7 +39,7 @@ def printable_strings(value: Any) -> Any:
     """A value of plain types, every string in it made printable."""
     if isinstance(value, str):
         return make_printable(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [printable_strings(item) for item in value]
     if isinstance(value, dict):
         return {make_printable(key) if isinstance(key, str) else key: printable_strings(v) for key, v in value.items()}
