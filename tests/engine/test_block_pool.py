@@ -121,7 +121,7 @@ class World(NamedTuple):
 
 def build(world: World) -> tuple[BlockTables, list[Sequence], list[Event]]:
     pool, events = BlockPool(NUM_BLOCKS, BLOCK_SIZE), list[Event]()
-    pool._free = dict.fromkeys(world.free)
+    pool._free = deque(world.free)
     pool.ref_counts = [sum(table.count(block) for table in world.tables) for block in range(NUM_BLOCKS)]
     sequences = [Sequence(f"s.{i}", i, [0] * MAX_POSITIONS) for i in range(NUM_SEQUENCES)]
     for sequence, table, computed in zip(sequences, world.tables, world.computed, strict=True):

@@ -4,9 +4,11 @@ Plain Python integers in lists: no object per block, so a million blocks cost no
 what happens as events through the recorder it is given; it never publishes.
 """
 
-import itertools
-from collections.abc import Container, Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
+
+from kvscope.engine.lru_list import LruList
 
 
 class OutOfBlocksError(Exception):
@@ -36,9 +38,8 @@ class BlockPool:
         order = list(free_order) if free_order is not None else list(range(num_blocks))
         if sorted(order) != list(range(num_blocks)):
             raise ValueError("free_order must name every block exactly once")
-        # Insertion order is the order of reuse, and removal anywhere is O(1).
-        self._free = dict.fromkeys(order)
-        self._cached: dict[int, None] = {}
+        self._free = deque(order)
+        self._cached = LruList(num_blocks)
 
     @property
     def num_free_blocks(self) -> int:
@@ -62,15 +63,12 @@ class BlockPool:
         """
         if count > self.num_available_blocks:
             raise OutOfBlocksError(f"{count} blocks asked for, {self.num_available_blocks} available")
-        block_ids = list(itertools.islice(self._free, count))
-        evicted = list(itertools.islice(self._cached, count - len(block_ids)))
-        for block_id in block_ids:
-            del self._free[block_id]
-        for block_id in evicted:
-            del self._cached[block_id]
+        free, ref_counts = self._free, self.ref_counts
+        block_ids = [free.popleft() for _ in range(min(count, len(free)))]
+        evicted = self._cached.take_oldest(count - len(block_ids))
         block_ids += evicted
         for block_id in block_ids:
-            self.ref_counts[block_id] = 1
+            ref_counts[block_id] = 1
         return Allocation(block_ids, evicted)
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -81,18 +79,27 @@ class BlockPool:
             self.ref_counts[block_id] += 1
 
     def reuse(self, block_ids: Iterable[int]) -> None:
-        """One more table points at each of these held or cached blocks: a hit of the prefix cache."""
+        """One more table points at each of these held or cached blocks: a hit of the prefix cache.
+
+        Raises:
+            ValueError: a block is free; the pool cannot be used afterwards.
+        """
+        ref_counts = self.ref_counts
+        idle: list[int] = []
         for block_id in block_ids:
-            if self.ref_counts[block_id] == 0:
-                if block_id not in self._cached:
-                    raise ValueError(f"P{block_id} is free: its content is gone")
-                del self._cached[block_id]
-            self.ref_counts[block_id] += 1
+            count = ref_counts[block_id]
+            ref_counts[block_id] = count + 1
+            if count == 0:
+                idle.append(block_id)
+        try:
+            self._cached.remove(idle)
+        except KeyError as error:
+            raise ValueError(f"P{error.args[0]} is free: its content is gone") from None
 
     def is_cached(self, block_id: int) -> bool:
         return block_id in self._cached
 
-    def release(self, block_ids: Sequence[int], keep: Container[int] = ()) -> list[int]:
+    def release(self, block_ids: Sequence[int], keep: Collection[int] = ()) -> list[int]:
         """One table less points at each; returns those that nobody holds any more, in the order given.
 
         Those in `keep` become cached, the others free.
@@ -100,15 +107,26 @@ class BlockPool:
         Raises:
             ValueError: a block is free already (a double free); nothing after it is released.
         """
-        freed = []
+        ref_counts = self.ref_counts
+        freed: list[int] = []
         for block_id in reversed(block_ids):
-            if self.ref_counts[block_id] < 1:
+            count = ref_counts[block_id]
+            if count < 1:
+                self._take_back(freed, keep)
                 raise ValueError(f"P{block_id} is free already")
-            self.ref_counts[block_id] -= 1
-            if self.ref_counts[block_id] == 0:
-                (self._cached if block_id in keep else self._free)[block_id] = None
+            ref_counts[block_id] = count - 1
+            if count == 1:
                 freed.append(block_id)
+        self._take_back(freed, keep)
         return freed[::-1]
+
+    def _take_back(self, freed: list[int], keep: Collection[int]) -> None:
+        kept = [block_id for block_id in freed if block_id in keep] if keep else []
+        self._cached.append(kept)
+        if not kept:
+            self._free.extend(freed)
+        elif len(kept) < len(freed):
+            self._free.extend([block_id for block_id in freed if block_id not in keep])
 
     def blocks_for(self, num_positions: int) -> int:
         """How many blocks hold that many positions."""
@@ -125,9 +143,10 @@ class BlockPool:
             for block_id, count in enumerate(self.ref_counts)
             if count != entries[block_id]
         ]
-        problems += [f"P{block_id} is free and held" for block_id in self._free if self.ref_counts[block_id]]
-        problems += [f"P{block_id} is cached and held" for block_id in self._cached if self.ref_counts[block_id]]
-        problems += [f"P{block_id} is cached and free" for block_id in self._cached if block_id in self._free]
+        free, cached = set(self._free), set(self._cached)
+        problems += [f"P{block_id} is free and held" for block_id in sorted(free) if self.ref_counts[block_id]]
+        problems += [f"P{block_id} is cached and held" for block_id in sorted(cached) if self.ref_counts[block_id]]
+        problems += [f"P{block_id} is cached and free" for block_id in sorted(cached & free)]
         held = sum(count > 0 for count in self.ref_counts)
         if held + self.num_available_blocks != self.num_blocks:
             problems.append(

@@ -4,7 +4,7 @@ The scheduler asks first how many free blocks a step needs (`blocks_needed`), th
 half-way.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from kvscope.engine import request as rq
@@ -94,14 +94,14 @@ class BlockTables:
         """Drop the whole table; returns the blocks that nobody holds any more."""
         if not sequence.block_table:
             return []
-        keep: Container[int] = self._prefixes if self._prefixes is not None else ()
+        keep: Collection[int] = self._prefixes.block_ids if self._prefixes is not None else ()
         freed = self.pool.release(sequence.block_table, keep)
         self._events.append(
             ev.BlocksReleased(
                 sequence_id=sequence.sequence_id,
                 block_ids=sequence.block_table,
                 freed_block_ids=freed,
-                cached_block_ids=[block_id for block_id in freed if self.pool.is_cached(block_id)],
+                cached_block_ids=[block_id for block_id in freed if block_id in keep],
             )
         )
         sequence.block_table = []

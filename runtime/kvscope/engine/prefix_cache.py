@@ -8,7 +8,8 @@ and predecessor are compared on a hit all the same. After vLLM's automatic prefi
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
+from functools import lru_cache
 from typing import NamedTuple, NewType
 
 BlockKey = NewType("BlockKey", bytes)
@@ -42,6 +43,7 @@ class Match(NamedTuple):
     eviction: Eviction | None
 
 
+@lru_cache(1_024)
 def root_key(salt: str) -> BlockKey:
     """The predecessor of every first block under this salt."""
     return BlockKey(hashlib.sha256(b"kvscope prefix\0" + salt.encode()).digest())
@@ -66,6 +68,11 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def block_ids(self) -> KeysView[int]:
+        """The blocks in it: a view that stays up to date."""
+        return self._entries.keys()
 
     def insert(self, block_id: int, key: BlockKey, parent: BlockKey, tokens: tuple[int, ...]) -> bool:
         """Remember a full block whose KV is written. False: another block already holds the same."""

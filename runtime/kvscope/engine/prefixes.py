@@ -3,6 +3,8 @@
 The index itself is `PrefixCache`; here are its uses, each recorded as an event.
 """
 
+from collections.abc import Collection
+
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.prefix_cache import BlockKey, Eviction, Match, PrefixCache, next_key, root_key
 from kvscope.engine.request import Sequence
@@ -19,9 +21,10 @@ class Prefixes:
         self._events = events
         self._cache = PrefixCache()
 
-    def __contains__(self, block_id: object) -> bool:
-        """Whether the block's content is worth keeping when nobody holds it."""
-        return block_id in self._cache
+    @property
+    def block_ids(self) -> Collection[int]:
+        """The blocks whose content is worth keeping when nobody holds them: a view that stays up to date."""
+        return self._cache.block_ids
 
     def match(self, sequence: Sequence, num_positions: int, salt: str) -> Match:
         """What is known of positions `0:num_positions`, leaving at least one to compute. Does not mutate."""

@@ -27,7 +27,7 @@ class SimulatedRunner:
 
     def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, Any]:
         self._clock.advance(self._cost.of(extents))
-        return {sequence.sequence_id: None for sequence, _, stop in extents if stop == sequence.num_tokens}
+        return {sequence.sequence_id: _CHOICE for sequence, _, stop in extents if stop == sequence.num_tokens}
 
 
 class SimulatedTokenizer:
@@ -53,7 +53,7 @@ class Simulation:
             SimulatedRunner(self._clock, cost),
             SimulatedTokenizer(),
             self.meter,
-            choose=lambda *_: _CHOICE,
+            choose=lambda choice, *_: choice,  # the runner's word is final
             clock_ns=self._clock,
             check_when_idle=False,  # O(pool), and a simulation may be idle between any two requests
         )
