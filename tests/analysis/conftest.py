@@ -19,16 +19,23 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]  # two full blocks of four, and two
 MS = 1_000_000
 
 
-def run_engine(num_blocks: int, requests: list[tuple[list[int], dict[str, object]]], *, together: bool) -> list[Batch]:
-    """Requests `r1, r2, ...`, all at once or one after the other. The clock moves 1 ms whenever it is read."""
+def run_engine(
+    num_blocks: int, requests: list[tuple[list[int], dict[str, object]]], *, together: bool, steps_between: int = 0
+) -> list[Batch]:
+    """Requests `r1, r2, ...`, all at once or one after the other, or overlapping: a few steps apart.
+
+    The clock moves 1 ms whenever it is read.
+    """
     info, sink, clock = fake_info(num_blocks=num_blocks, prefix_caching=True), AuditSink(keep=True), itertools.count()
     runner = FakeRunner(info.num_blocks, info.block_size)
     engine = Engine(info, runner, FakeTokenizer(), sink, choose=choose_token, clock_ns=lambda: next(clock) * MS)
     for number, (prompt, options) in enumerate(requests, 1):
         params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **options})
         engine.submit("words", params, f"r{number}", list(prompt))
-        while not together and engine.has_work():
+        steps = 0
+        while engine.has_work() and (not together or steps < steps_between):
             engine.step()
+            steps += 1
     while engine.has_work():
         engine.step()
     engine.stop("over")

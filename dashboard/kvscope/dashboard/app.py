@@ -19,6 +19,7 @@ from kvscope.dashboard.cards import build_captions
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
+from kvscope.dashboard.insight_pane import InsightPane
 from kvscope.dashboard.keys import PANES, app_bindings
 from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane, TextPane
@@ -94,6 +95,7 @@ class DashboardApp(ActionsApp):
                     yield TablePane(glyphs, id="table")
                     yield TextPane(glyphs, id="text")
             yield EventsPane(glyphs, id="events")
+            yield InsightPane(glyphs, id="insight")
             why = getattr(self._source, "no_control", "") or READ_ONLY_HINT  # why nothing can be sent
             yield PromptBar(self._defaults, read_only=why if self._source.control is None else None)
             yield Footer(show_command_palette=False)
@@ -158,6 +160,7 @@ class DashboardApp(ActionsApp):
         base.query_one(TablePane).show(frame, shown)
         base.query_one(TextPane).show(shown)
         base.query_one(EventsPane).show(frame.log)
+        base.query_one(InsightPane).show(frame)
         self._draw_titles(shown[1].sequence_id if shown is not None else None)
 
     def draw_top(self) -> None:
@@ -207,7 +210,7 @@ class DashboardApp(ActionsApp):
 
     def _show_front(self) -> None:
         for name in PANES:
-            if name != "grid":
+            if name not in ("grid", "insight"):
                 self.screen_stack[0].query_one(f"#{name}").set_class(name == self._front, "-front")
 
     # --- what the user looks at -----------------------------------------------------------------------------------
@@ -232,8 +235,10 @@ class DashboardApp(ActionsApp):
         self._draw()
 
     def action_back(self) -> None:
-        """One level out: the selection, then the cursor, then the past."""
-        if self._selected is not None:
+        """One level out: the insight screen, the selection, then the cursor, then the past."""
+        if self.screen_stack[0].has_class("-insight"):
+            self.action_pane("grid")
+        elif self._selected is not None:
             self.select(None)
         elif self._cursor is not None:
             self._cursor = None
@@ -246,11 +251,16 @@ class DashboardApp(ActionsApp):
         self.action_pane(name)
 
     def action_pane(self, name: str) -> None:
-        if name != "grid":
+        self._show_insight(name == "insight")
+        if name not in ("grid", "insight"):
             self._front = name
             self._show_front()
         self.screen.set_focus(self.screen_stack[0].query_one(f"#{name}"))
         self.call_after_refresh(self._draw)
+
+    def _show_insight(self, shown: bool) -> None:
+        self.screen_stack[0].set_class(shown, "-insight")
+        self._pump.want_ledger(shown)
 
     def action_zoom(self, step: int) -> None:
         self.query_one(BlockGrid).change_zoom(step)

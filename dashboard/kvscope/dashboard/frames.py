@@ -4,6 +4,7 @@ The copies under the lock are whole-list copies at C speed; everything that loop
 released.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvscope.analysis.ledger import Bookkeeper, Ledger
 from kvscope.dashboard.owners import OwnerCodes, owner_code
 from kvscope.events.audit import Finding
 from kvscope.events.state import Counters, EngineState, RequestState, SequenceState, WaitingReason
@@ -20,6 +22,7 @@ from kvscope.events.types import EngineInfo, SamplingParams
 from kvscope.transport.source import LogEntry, Status, View
 
 RATE_WINDOW_NS = 3_000_000_000
+CHEAP_S = 0.002  # a waste ledger that takes no longer comes with every frame
 
 
 class SequenceFrame(NamedTuple):
@@ -64,6 +67,7 @@ class PoolFrame(NamedTuple):
     num_shared: int
     num_saved: int  # blocks that sharing spares: table entries minus held blocks
     num_written_slots: int  # of held blocks
+    num_shared_slots: int  # of these, in blocks with a ref count above one
 
     @property
     def num_blocks(self) -> int:
@@ -113,6 +117,8 @@ class Frame(NamedTuple):
     places: Mapping[str, int]  # where in `requests` an id is
     log: tuple[LogEntry, ...]
     findings: tuple[Finding, ...]
+    step_elapsed_ns: int = 0
+    ledger: Ledger | None = None  # while somebody looks at it
     behind: Behind | None = None  # only for the past of a live engine
 
     def request(self, request_id: str) -> RequestFrame | None:
@@ -134,7 +140,7 @@ class Frame(NamedTuple):
         ]
 
 
-EMPTY_POOL = PoolFrame(1, (), (), b"", 0, 0, 0, 0, 0)
+EMPTY_POOL = PoolFrame(1, (), (), b"", 0, 0, 0, 0, 0, 0)
 
 
 class RateMeter:
@@ -159,10 +165,24 @@ class RateMeter:
 
 
 class FrameBuilder:
-    """What is remembered from one frame to the next: the token rate's samples and the colours of blocks."""
+    """What is remembered from one frame to the next: the token rate's samples, colours of blocks, keys of full ones."""
 
     def __init__(self) -> None:
-        self.meter, self.owners = RateMeter(), OwnerCodes()
+        self.meter, self.owners, self.bookkeeper = RateMeter(), OwnerCodes(), Bookkeeper()
+        self.wants_ledger = False
+        self.owes_ledger = False  # the latest frame has an older one
+        self._ledger: Ledger | None = None
+        self._next_ledger_s = 0.0
+
+    def account(self, state: EngineState) -> Ledger | None:
+        """The waste ledger, if somebody looks. Of a large pool now and then: a twentieth of the time at most."""
+        started_s = time.monotonic()
+        self.owes_ledger = self.wants_ledger and started_s < self._next_ledger_s
+        if self.wants_ledger and not self.owes_ledger:
+            self._ledger = self.bookkeeper.draw_up(state)
+            cost_s = time.monotonic() - started_s
+            self._next_ledger_s = started_s + (20 * cost_s if cost_s > CHEAP_S else 0)
+        return self._ledger if self.wants_ledger else None
 
 
 def build_frame(view: View, builder: FrameBuilder) -> Frame:
@@ -191,6 +211,8 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             places=MappingProxyType({request.request_id: place for place, request in enumerate(requests)}),
             log=tuple(view.log),
             findings=tuple(view.findings),
+            step_elapsed_ns=state.step_elapsed_ns,
+            ledger=builder.account(state),
         )
     block_size = frame.info.block_size if frame.info is not None else 1
     return frame._replace(pool=build_pool(block_size, refs, written, requests, builder.owners))
@@ -216,6 +238,7 @@ def build_pool(
         num_shared=num_held - refs.count(1),
         num_saved=sum(refs) - num_held,
         num_written_slots=sum(written) - sum(kept),
+        num_shared_slots=sum(compress(written, map((1).__lt__, refs))),
     )
 
 

@@ -11,6 +11,7 @@ class Glyphs:
     reserved: str  # slot or block without KV in a held block
     free: str
     cached: str
+    shared: str  # written slots of blocks with several holders, in a chart
     partly: str  # block with written and reserved slots
     full: str
     many: str  # ref count above nine
@@ -45,6 +46,7 @@ UNICODE = Glyphs(
     reserved="□",
     free="·",
     cached="○",
+    shared="▓",
     partly="◧",
     full="■",
     many="+",
@@ -79,6 +81,7 @@ ASCII = Glyphs(
     reserved="_",
     free=".",
     cached="~",
+    shared="2",
     partly="=",
     full="#",
     many="+",

@@ -12,6 +12,7 @@ PANES = {
     "text": "Text",
     "events": "Events",
     "block": "Block",
+    "insight": "Insight",
 }
 
 
@@ -80,6 +81,7 @@ KEYS = (
     Key("4", "pane('text')", "text", "Go to the text", footer=False, priority=True),
     Key("5", "pane('events')", "events", "Go to the events", footer=False, priority=True),
     Key("6", "pane('block')", "block", "Go to the block under the cursor", footer=False, priority=True),
+    Key("7", "pane('insight')", "insight", "Where the memory goes: pool over time, waste ledger", priority=True),
     Key("plus,equals_sign", "zoom(-1)", "zoom in", "Draw blocks nearer", footer=False),
     Key("minus", "zoom(1)", "zoom out", "Draw blocks denser", footer=False),
     Key("0", "zoom_auto", "zoom auto", "Choose the zoom by the pool's size", footer=False),

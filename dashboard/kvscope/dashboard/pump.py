@@ -16,6 +16,7 @@ class FramePump:
     def __init__(self, view: View, post: Callable[[Frame], bool], fps: int) -> None:
         self._view, self._post, self._interval_s = view, post, 1 / max(fps, 1)
         self._builder = FrameBuilder()
+        self._seen: tuple[View, int] | None = None  # what the latest frame shows
         self._stop = threading.Event()
         self._shown = threading.Event()
         self._shown.set()
@@ -24,6 +25,12 @@ class FramePump:
     def watch(self, view: View) -> None:
         """Look at another view from now on."""
         self._view = view
+
+    def want_ledger(self, wanted: bool) -> None:
+        """Whether frames bring the waste ledger, which costs a look at every table; the next frame comes at once."""
+        if wanted != self._builder.wants_ledger:
+            self._builder.wants_ledger = wanted
+            self._seen = None
 
     def start(self) -> None:
         self._thread.start()
@@ -40,13 +47,13 @@ class FramePump:
             self._thread.join(timeout=2)
 
     def _run(self) -> None:
-        seen: tuple[View | None, int] = (None, 0)
         while not self._stop.is_set():
             self._shown.wait()
             view = self._view
-            if (view, view.revision) != seen and not self._stop.is_set():
+            stale = (view, view.revision) != self._seen or self._builder.owes_ledger
+            if stale and not self._stop.is_set():
+                self._seen = view, view.revision
                 frame = build_frame(view, self._builder)
-                seen = view, frame.revision
                 self._shown.clear()
                 if not self._post(frame):
                     return

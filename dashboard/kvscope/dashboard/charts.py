@@ -1,0 +1,80 @@
+"""Charts out of characters: a stacked area, and a line of bars. Told by glyph first, by colour second. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.style import Style
+from textual.strip import Strip
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.strips import Part, make_strip
+
+AXIS_WIDTH = 14
+
+
+def layer_looks(glyphs: Glyphs) -> tuple[Part, ...]:
+    """Sign and colour of shared, written, unwritten, cached and free slots, from the bottom up."""
+    return (
+        (glyphs.shared, theme.STRONG),
+        (glyphs.written, theme.BRAND),
+        (glyphs.reserved, theme.NOTICE),
+        (glyphs.cached, theme.SOFT),
+        (glyphs.free, theme.FAINT),
+    )
+
+
+def share_out(parts: Sequence[int], cells: int) -> list[int]:
+    """`cells` cells for these parts, by largest remainder; what is not zero gets one, from the largest."""
+    total = sum(parts)
+    if not total:
+        return [0] * len(parts)
+    counts = [part * cells // total for part in parts]
+    rest = sorted(range(len(parts)), key=lambda i: (-(parts[i] * cells % total), i))
+    for index in rest[: cells - sum(counts)]:
+        counts[index] += 1
+    for index, part in enumerate(parts):
+        largest = max(range(len(counts)), key=counts.__getitem__)
+        if part and not counts[index] and counts[largest] > 1:
+            counts[largest] -= 1
+            counts[index] = 1
+    return counts
+
+
+def draw_stack(
+    columns: Sequence[Sequence[int] | None], labels: Sequence[str], glyphs: Glyphs, height: int
+) -> list[Strip]:
+    """One line per row, the top one first; `labels` stand at the axis. None is a column that nobody has seen."""
+    looks = layer_looks(glyphs)
+    cells: list[list[Part]] = []
+    for column in columns:
+        if column is None:
+            cells.append([(" ", theme.PLAIN)] * height)
+            continue
+        stack = [looks[layer] for layer, count in enumerate(share_out(column, height)) for _ in range(count)]
+        cells.append(stack + [(" ", theme.PLAIN)] * (height - len(stack)))
+    rows = []
+    for row in reversed(range(height)):
+        label: Part = (labels[height - 1 - row].rjust(AXIS_WIDTH - 1) + " ", theme.SOFT)
+        rows.append(make_strip([label, *merged(stack[row] for stack in cells)]))
+    return rows
+
+
+def draw_bars(values: Sequence[float | None], peak: float, style: Style, glyphs: Glyphs) -> list[Part]:
+    """One character per value, as high as its share of the peak; nothing for None."""
+    steps = len(glyphs.levels) - 1
+    signs = (
+        " " if value is None else glyphs.levels[min(-(-int(value * steps * 1000) // int(peak * 1000 or 1)), steps)]
+        for value in values
+    )
+    return merged((sign, style) for sign in signs)
+
+
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """Neighbours of one style as one part."""
+    found: list[Part] = []
+    for text, style in parts:
+        if found and found[-1][1] is style:
+            found[-1] = (found[-1][0] + text, style)
+        elif text:
+            found.append((text, style))
+    return found
