@@ -1,6 +1,5 @@
 """From a configuration to an engine: loads the model, sizes the pool, checks what cannot work."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -9,6 +8,7 @@ import torch
 
 from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig
 from kvscope.engine.engine import Engine
+from kvscope.engine.host_memory import free_host_bytes
 from kvscope.engine.model_loader import LoadedModel, choose_device, load_model
 from kvscope.engine.model_runner import ModelRunner, bytes_per_slot
 from kvscope.engine.sampler import choose_token, rank_tokens
@@ -131,7 +131,7 @@ def _free_bytes(device: torch.device) -> int:
     """Memory that a pool could take, at the most."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return free_host_bytes()
 
 
 def _available_bytes(config: EngineConfig, device: torch.device) -> int:
