@@ -66,6 +66,7 @@ def _kvscope(
     kvscope simulate trace.jsonl            no model: scheduler and pool on a trace
     kvscope replay run.mcap                 a recorded run, again
     kvscope check run.mcap                  is anything wrong in it?
+    kvscope doctor                          what this terminal and this machine offer
     kvscope settings                        theme, colours and keys of your own
     """
     if context.invoked_subcommand is None:
@@ -75,7 +76,7 @@ def _kvscope(
 @app.command()
 def attach(
     endpoint: Annotated[
-        str | None, typer.Argument(help="Name, socket directory, or tcp://host:port; the only engine unless given.")
+        str | None, typer.Argument(help="Name, socket directory, tcp://host:port, or ssh://host; else the only one.")
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Watch only: no prompts, no pausing.")] = False,
     key: flags.Key = None,
@@ -90,15 +91,19 @@ def attach(
     \b
     kvscope attach                          the engine that runs here
     kvscope attach demo-4711                one of several, by name
-    ssh -t HOST kvscope attach              one on another machine
+    kvscope attach ssh://HOST               one on another machine: ssh://[user@]host[:port][/engine]
+    ssh -t HOST kvscope attach              the same, drawn over there
     kvscope attach tcp://gpu:5557 --server-key gpu.key
     """
     from kvscope.dashboard import viewer
     from kvscope.dashboard.opening import ScreenFlags
+    from kvscope.dashboard.ssh_tunnel import SCHEME
     from kvscope.transport.discovery import resolve
 
-    endpoints = resolve(endpoint, key=key, server_key=server_key)
-    return viewer.attach(endpoints, ScreenFlags(ascii_only, theme, colors, no_mouse), read_only=read_only)
+    screen = ScreenFlags(ascii_only, theme, colors, no_mouse)
+    if endpoint is not None and endpoint.startswith(SCHEME):
+        return viewer.attach_over_ssh(endpoint, screen, key=key, read_only=read_only)
+    return viewer.attach(resolve(endpoint, key=key, server_key=server_key), screen, read_only=read_only)
 
 
 @app.command()
@@ -165,6 +170,23 @@ def new_keys(
     files = create_keys(name, directory)
     print(f"give away   {files.public}", f"keep        {files.secret}", sep="\n")
     return ExitCode.OK
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of checks instead of text.")] = False,
+) -> int:
+    """Say what this terminal and this machine offer, and how to mend what is missing. Exit code 1: something fails.
+
+    \b
+    kvscope doctor
+    kvscope doctor --json | jq '.[] | select(.level != "ok")'
+    """
+    from kvscope.dashboard.doctor import examine, is_healthy, report_json, report_lines
+
+    checks = examine()
+    print(*([report_json(checks)] if as_json else report_lines(checks)), sep="\n")
+    return ExitCode.OK if is_healthy(checks) else ExitCode.FAILURE
 
 
 @app.command(name="list")

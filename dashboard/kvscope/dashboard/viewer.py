@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvscope.dashboard.opening import ScreenFlags, open_dashboard
-from kvscope.dashboard.terminal import require_terminal
+from kvscope.dashboard.terminal import exiting_on_signals, require_terminal
 from kvscope.transport.endpoints import Endpoints
 from kvscope.transport.source import Control, View
 from kvscope.transport.timetravel import History
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvscope.transport.client import EngineClient
 
 CONNECT_TIMEOUT_S = 2.0
+SSH_CONNECT_TIMEOUT_S = 10.0  # the far end may be far
 
 
 class Connected:
@@ -36,14 +37,26 @@ class Connected:
         self._client.close()
 
 
-def attach(endpoints: Endpoints, flags: ScreenFlags, *, read_only: bool) -> int:
+def attach_over_ssh(address: str, flags: ScreenFlags, *, key: Path | None, read_only: bool) -> int:
+    """The same for an engine behind ssh://. Raises CommandError, also for what ssh cannot do."""
+    from kvscope.dashboard.ssh_tunnel import parse_ssh, tunnel
+
+    target = parse_ssh(address)
+    require_terminal("attach", f"a headless look is: ssh {target.destination} kvscope status --once")
+    with exiting_on_signals(), tunnel(target, key) as endpoints:
+        return attach(endpoints, flags, read_only=read_only, connect_timeout_s=SSH_CONNECT_TIMEOUT_S)
+
+
+def attach(
+    endpoints: Endpoints, flags: ScreenFlags, *, read_only: bool, connect_timeout_s: float = CONNECT_TIMEOUT_S
+) -> int:
     """Watch a live engine until the user leaves. Raises EndpointError, or CommandError without a terminal."""
     from kvscope.transport.client import EngineClient
 
     require_terminal("attach", "a headless run is: kvscope run --prompt TEXT")
     # Before the screen is taken over, so that a dead endpoint is one line and not an empty dashboard.
     history = History()
-    client = EngineClient(endpoints, View(history)).connect(CONNECT_TIMEOUT_S)
+    client = EngineClient(endpoints, View(history)).connect(connect_timeout_s)
     with contextlib.closing(Connected(client, history, read_only=read_only)) as source:
         return open_dashboard(source, endpoints.label, flags)
 
