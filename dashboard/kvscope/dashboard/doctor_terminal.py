@@ -141,7 +141,7 @@ def check_tmux() -> Iterator[Check]:
     version = _tmux("-V").removeprefix("tmux ")
     yield ok("tmux", version or "does not answer")
     wanted = {
-        "set-clipboard": (("on", "external"), "the copy key reaches the clipboard", "set -g set-clipboard on"),
+        "set-clipboard": (("on",), "the copy key reaches the clipboard", "set -g set-clipboard on"),
         "focus-events": (("on",), "tmux tells when the window gets the focus", "set -g focus-events on"),
         "mouse": (("on",), "the mouse reaches the dashboard", "set -g mouse on"),
     }
