@@ -16,7 +16,7 @@ NUM_BLOCKS, BLOCK_SIZE, NUM_SEQUENCES, MAX_POSITIONS = 6, 2, 3, 8
 def test_blocks_come_from_the_head_and_return_to_the_tail() -> None:
     pool = BlockPool(4, 4, free_order=[3, 0, 1, 2])
     assert pool.allocate(2) == ([3, 0], [])
-    assert pool.release([3, 0]) == [3, 0]
+    assert pool.release([3, 0]) == ([3, 0], [])
     assert pool.allocate(4).block_ids == [1, 2, 0, 3]  # last logical block first, so the first one rests longest
     assert pool.num_free_blocks == 0
 
@@ -34,7 +34,7 @@ def test_a_shared_block_returns_with_its_last_holder() -> None:
     pool = BlockPool(2, 4)
     (block,) = pool.allocate(1).block_ids
     pool.share([block, block])
-    assert [pool.release([block]) for _ in range(3)] == [[], [], [block]]
+    assert [pool.release([block]).freed for _ in range(3)] == [[], [], [block]]
 
 
 def test_a_double_free_is_refused() -> None:
@@ -63,7 +63,7 @@ def test_decrement_all_then_filter_queues_once() -> None:
     pool = BlockPool(3, 4)
     (block,) = pool.allocate(1).block_ids
     pool.share([block])
-    assert pool.release([block, block]) == [block]
+    assert pool.release([block, block]) == ([block], [])
     assert sorted(pool.allocate(3).block_ids) == [0, 1, 2]
 
 
@@ -89,7 +89,9 @@ def test_free_order_must_name_every_block() -> None:
 def test_cached_blocks_are_handed_out_last_and_oldest_first() -> None:
     pool = BlockPool(4, 4)
     pool.allocate(3)
-    assert pool.release([0, 1], keep={0, 1}) == [0, 1]
+    pool.keep(0)
+    pool.keep(1)
+    assert pool.release([0, 1]) == ([0, 1], [0, 1])
     pool.release([2])
     assert (pool.num_free_blocks, pool.num_cached_blocks, pool.num_available_blocks) == (2, 2, 4)
     assert pool.allocate(3) == ([3, 2, 1], [1])  # P1, the later logical block, came back first
@@ -100,15 +102,18 @@ def test_reuse_takes_a_block_out_of_the_cache() -> None:
     """vLLM #37076: a block that was hit must not be evicted under the hand that holds it."""
     pool = BlockPool(3, 4)
     pool.allocate(2)
-    pool.release([0, 1], keep={0, 1})
+    pool.keep(0)
+    pool.keep(1)
+    pool.release([0, 1])
     pool.reuse([0, 0])
     assert pool.ref_counts == [2, 0, 0]
     assert pool.allocate(2) == ([2, 1], [1])
     with pytest.raises(OutOfBlocksError):
         pool.allocate(1)
-    pool.release([0, 0])
-    with pytest.raises(ValueError, match="P0 is free: its content is gone"):
-        pool.reuse([0])
+    assert pool.release([0, 0]) == ([0], [0])  # still worth keeping
+    assert pool.release([2, 1]) == ([2, 1], [])  # P1 gave up its content when it was handed out
+    with pytest.raises(ValueError, match="P1 is free: its content is gone"):
+        pool.reuse([0, 1])
 
 
 class World(NamedTuple):

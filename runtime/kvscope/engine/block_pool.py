@@ -4,10 +4,10 @@ Plain Python integers in lists: no object per block, so a million blocks cost no
 what happens as events through the recorder it is given; it never publishes.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from kvscope.engine.free_queue import FreeQueue
 from kvscope.engine.lru_list import LruList
 
 
@@ -20,6 +20,13 @@ class Allocation(NamedTuple):
 
     block_ids: list[int]
     evicted: list[int]
+
+
+class Released(NamedTuple):
+    """Blocks that nobody holds any more, and those of them that keep their content."""
+
+    freed: list[int]
+    cached: list[int]
 
 
 class BlockPool:
@@ -36,10 +43,11 @@ class BlockPool:
         self.block_size = block_size
         self.ref_counts = [0] * num_blocks
         order = list(free_order) if free_order is not None else list(range(num_blocks))
-        if sorted(order) != list(range(num_blocks)):
+        if free_order is not None and sorted(order) != list(range(num_blocks)):
             raise ValueError("free_order must name every block exactly once")
-        self._free = deque(order)
+        self._free = FreeQueue(order)
         self._cached = LruList(num_blocks)
+        self._is_kept = [False] * num_blocks  # its content is worth keeping when nobody holds it
 
     @property
     def num_free_blocks(self) -> int:
@@ -63,13 +71,20 @@ class BlockPool:
         """
         if count > self.num_available_blocks:
             raise OutOfBlocksError(f"{count} blocks asked for, {self.num_available_blocks} available")
-        free, ref_counts = self._free, self.ref_counts
-        block_ids = [free.popleft() for _ in range(min(count, len(free)))]
-        evicted = self._cached.take_oldest(count - len(block_ids))
-        block_ids += evicted
+        ref_counts = self.ref_counts
+        block_ids, evicted = self._free.take(count), list[int]()
+        if len(block_ids) < count:
+            evicted = self._cached.take_oldest(count - len(block_ids))
+            block_ids += evicted
+            for block_id in evicted:
+                self._is_kept[block_id] = False
         for block_id in block_ids:
             ref_counts[block_id] = 1
         return Allocation(block_ids, evicted)
+
+    def keep(self, block_id: int) -> None:
+        """From now on, until it is handed out again, this held block becomes cached and not free when let go."""
+        self._is_kept[block_id] = True
 
     def share(self, block_ids: Iterable[int]) -> None:
         """One more table points at each of these held blocks."""
@@ -99,10 +114,8 @@ class BlockPool:
     def is_cached(self, block_id: int) -> bool:
         return block_id in self._cached
 
-    def release(self, block_ids: Sequence[int], keep: Collection[int] = ()) -> list[int]:
-        """One table less points at each; returns those that nobody holds any more, in the order given.
-
-        Those in `keep` become cached, the others free.
+    def release(self, block_ids: Sequence[int]) -> Released:
+        """One table less points at each; those that nobody holds any more become cached or free, in the order given.
 
         Raises:
             ValueError: a block is free already (a double free); nothing after it is released.
@@ -112,21 +125,22 @@ class BlockPool:
         for block_id in reversed(block_ids):
             count = ref_counts[block_id]
             if count < 1:
-                self._take_back(freed, keep)
+                self._take_back(freed)
                 raise ValueError(f"P{block_id} is free already")
             ref_counts[block_id] = count - 1
             if count == 1:
                 freed.append(block_id)
-        self._take_back(freed, keep)
-        return freed[::-1]
+        cached = self._take_back(freed)
+        return Released(freed[::-1], cached[::-1])
 
-    def _take_back(self, freed: list[int], keep: Collection[int]) -> None:
-        kept = [block_id for block_id in freed if block_id in keep] if keep else []
-        self._cached.append(kept)
-        if not kept:
-            self._free.extend(freed)
-        elif len(kept) < len(freed):
-            self._free.extend([block_id for block_id in freed if block_id not in keep])
+    def _take_back(self, freed: list[int]) -> list[int]:
+        """Returns those that are cached now."""
+        is_kept = self._is_kept
+        cached = [block_id for block_id in freed if is_kept[block_id]]
+        self._cached.append(cached)
+        if len(cached) < len(freed):
+            self._free.extend([block_id for block_id in freed if not is_kept[block_id]] if cached else freed)
+        return cached
 
     def blocks_for(self, num_positions: int) -> int:
         """How many blocks hold that many positions."""
@@ -144,6 +158,7 @@ class BlockPool:
             if count != entries[block_id]
         ]
         free, cached = set(self._free), set(self._cached)
+        problems += [f"P{block_id} is free and kept" for block_id in sorted(free) if self._is_kept[block_id]]
         problems += [f"P{block_id} is free and held" for block_id in sorted(free) if self.ref_counts[block_id]]
         problems += [f"P{block_id} is cached and held" for block_id in sorted(cached) if self.ref_counts[block_id]]
         problems += [f"P{block_id} is cached and free" for block_id in sorted(cached & free)]

@@ -4,7 +4,7 @@ The scheduler asks first how many free blocks a step needs (`blocks_needed`), th
 half-way.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvscope.engine import request as rq
@@ -73,7 +73,7 @@ class BlockTables:
                 sequence_id=sequence.sequence_id, first_logical_block=len(sequence.block_table), block_ids=block_ids
             )
         )
-        sequence.block_table = sequence.block_table + block_ids
+        sequence.block_table.extend(block_ids)
 
     def fork(self, parent: rq.Sequence, child: rq.Sequence) -> None:
         """The child's table becomes the parent's: every block has one holder more, none is copied."""
@@ -94,14 +94,13 @@ class BlockTables:
         """Drop the whole table; returns the blocks that nobody holds any more."""
         if not sequence.block_table:
             return []
-        keep: Collection[int] = self._prefixes.block_ids if self._prefixes is not None else ()
-        freed = self.pool.release(sequence.block_table, keep)
+        freed, cached = self.pool.release(sequence.block_table)
         self._events.append(
             ev.BlocksReleased(
                 sequence_id=sequence.sequence_id,
                 block_ids=sequence.block_table,
                 freed_block_ids=freed,
-                cached_block_ids=[block_id for block_id in freed if block_id in keep],
+                cached_block_ids=cached,
             )
         )
         sequence.block_table = []

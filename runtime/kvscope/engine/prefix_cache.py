@@ -8,7 +8,7 @@ and predecessor are compared on a hit all the same. After vLLM's automatic prefi
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import KeysView, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, NewType
 
@@ -68,11 +68,6 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    @property
-    def block_ids(self) -> KeysView[int]:
-        """The blocks in it: a view that stays up to date."""
-        return self._entries.keys()
 
     def insert(self, block_id: int, key: BlockKey, parent: BlockKey, tokens: tuple[int, ...]) -> bool:
         """Remember a full block whose KV is written. False: another block already holds the same."""

@@ -3,8 +3,6 @@
 The index itself is `PrefixCache`; here are its uses, each recorded as an event.
 """
 
-from collections.abc import Collection
-
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.prefix_cache import BlockKey, Eviction, Match, PrefixCache, next_key, root_key
 from kvscope.engine.request import Sequence
@@ -20,11 +18,6 @@ class Prefixes:
         self._pool = pool
         self._events = events
         self._cache = PrefixCache()
-
-    @property
-    def block_ids(self) -> Collection[int]:
-        """The blocks whose content is worth keeping when nobody holds them: a view that stays up to date."""
-        return self._cache.block_ids
 
     def match(self, sequence: Sequence, num_positions: int, salt: str) -> Match:
         """What is known of positions `0:num_positions`, leaving at least one to compute. Does not mutate."""
@@ -64,7 +57,9 @@ class Prefixes:
         for logical in range(sequence.num_indexed, num_full):
             parent = keys[logical - 1] if logical else root
             tokens = tuple(sequence.tokens(logical * block_size, (logical + 1) * block_size))
-            self._cache.insert(sequence.block_table[logical], keys[logical], parent, tokens)
+            block_id = sequence.block_table[logical]
+            if self._cache.insert(block_id, keys[logical], parent, tokens):
+                self._pool.keep(block_id)
         sequence.num_indexed = num_full
 
     def evict(self, block_ids: list[int], for_sequence_id: str) -> None:
