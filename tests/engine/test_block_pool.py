@@ -7,6 +7,7 @@ import pytest
 
 from kvscope.engine.block_pool import BlockPool, OutOfBlocksError
 from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
+from kvscope.engine.free_queue import FreeQueue
 from kvscope.engine.request import Sequence
 from kvscope.events.types import BlocksReleased, Event
 
@@ -126,7 +127,7 @@ class World(NamedTuple):
 
 def build(world: World) -> tuple[BlockTables, list[Sequence], list[Event]]:
     pool, events = BlockPool(NUM_BLOCKS, BLOCK_SIZE), list[Event]()
-    pool._free = deque(world.free)
+    pool._free = FreeQueue(world.free)
     pool.ref_counts = [sum(table.count(block) for table in world.tables) for block in range(NUM_BLOCKS)]
     sequences = [Sequence(f"s.{i}", i, [0] * MAX_POSITIONS) for i in range(NUM_SEQUENCES)]
     for sequence, table, computed in zip(sequences, world.tables, world.computed, strict=True):
