@@ -24,6 +24,7 @@ from kvscope.dashboard.keys import PANES, app_bindings
 from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane, TextPane
 from kvscope.dashboard.prompt import READ_ONLY_HINT, PromptBar
+from kvscope.dashboard.prompt_history import PromptHistory
 from kvscope.dashboard.pump import FramePump
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
 from kvscope.dashboard.selection import latest_block, light_of, shown_sequence
@@ -107,6 +108,8 @@ class DashboardApp(ActionsApp):
         self._pump.start()
         self.set_interval(0.5, self.draw_top)
         self.tell_notices()
+        if self._look.prompts is not None:
+            self.query_one(PromptBar).input.keep_in(PromptHistory(self._look.prompts))
         if self._script and self._source.control is not None:
             self.set_timer(self._script_delay_s, self._next_scripted)
 
@@ -289,5 +292,5 @@ class DashboardApp(ActionsApp):
 
     def _next_scripted(self) -> None:
         if self._script:
-            self.query_one(PromptBar).submit(self._script.pop(0))
+            self.query_one(PromptBar).submit(self._script.pop(0), is_typed=False)
             self.set_timer(self._script_delay_s, self._next_scripted)

@@ -147,6 +147,7 @@ _NAMES = {
     "up": "Up",
     "down": "Down",
     "f1": "F1",
+    "tab": "Tab",
     "colon": ":",
 }
 _CHARACTERS = {character: name for name, character in _NAMES.items() if len(character) == 1}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvscope.dashboard.palettes import ANSI_THEME, DARK_THEME, LIGHT_THEME
+from kvscope.dashboard.prompt_history import history_path
 from kvscope.dashboard.settings import COLOR_SYSTEMS, Settings, load_settings
 from kvscope.dashboard.terminal import run_screen, wants_ascii
 from kvscope.transport.source import Source
@@ -34,7 +35,13 @@ def open_dashboard(source: Source, title: str, flags: ScreenFlags, *, scripted_p
         source,
         title=title,
         ascii_only=flags.ascii_only or settings.ascii or wants_ascii(),
-        look=Look(choose_theme(flags.theme, settings), settings.palette, settings.keys, settings.notices),
+        look=Look(
+            theme=choose_theme(flags.theme, settings),
+            palette=settings.palette,
+            keymap=settings.keys,
+            prompts=history_path() if settings.remember_prompts else None,
+            notices=settings.notices,
+        ),
         scripted_prompts=scripted_prompts,
         fps=frames_per_second(settings),
     )

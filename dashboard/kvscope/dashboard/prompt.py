@@ -1,5 +1,7 @@
 """The prompt line: text with trailing options, checked before it leaves, with a history."""
 
+import os.path
+import re
 from typing import ClassVar
 
 import msgspec
@@ -9,10 +11,12 @@ from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
+from textual.suggester import Suggester
 from textual.widgets import Input, Static
 from textual.widgets.input import Selection
 
-from kvscope.events.options import OptionError, split_prompt
+from kvscope.dashboard.prompt_history import PromptHistory
+from kvscope.events.options import OPTION_NAMES, OptionError, split_prompt
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
 
@@ -20,22 +24,51 @@ HINT = "type a prompt; Enter sends it"
 READ_ONLY_HINT = "read-only: this view has no engine to send prompts to"
 
 
+_WORD = re.compile(r"(?:^|\s)([a-z][a-z_]{2,})$")
+
+
+def complete_option(line: str) -> str | None:
+    """The line with its last word, three letters or more of an option's name, completed as far as it is clear."""
+    found = _WORD.search(line)
+    names = [f"{name}=" for name in OPTION_NAMES if found is not None and name.startswith(found[1])]
+    completed = os.path.commonprefix(names)  # noqa: RUF071 - character by character is what is wanted
+    return line + completed[len(found[1]) :] if found is not None and len(completed) > len(found[1]) else None
+
+
+class _OptionSuggester(Suggester):
+    """Shows, faintly, what Tab would complete."""
+
+    async def get_suggestion(self, value: str) -> str | None:
+        return complete_option(value)
+
+
 class PromptInput(Input):
-    """A one-line input whose up and down keys recall what was submitted in this session."""
+    """A one-line input: up and down recall what was submitted, now and in earlier sessions; Tab completes an option."""
 
     BINDINGS: ClassVar = [
         Binding("up", "recall(-1)", "earlier prompt"),
         Binding("down", "recall(1)", "later prompt"),
+        Binding("tab", "complete", "complete an option; else the next pane"),
         Binding("escape", "app.leave_prompt", "to the grid"),
     ]
 
     def __init__(self, placeholder: str) -> None:
         super().__init__(placeholder=placeholder, id="prompt", compact=True, select_on_focus=False)
+        self.suggester = _OptionSuggester(case_sensitive=True)
+        self._kept: PromptHistory | None = None
         self.history: list[str] = []
         self._place = 0
         self._draft = ""
 
+    def keep_in(self, kept: PromptHistory) -> None:
+        """Recall from, and add to, what is kept between sessions."""
+        self._kept = kept
+        self.history = [*kept.load(), *self.history]
+        self._place = len(self.history)
+
     def remember(self, line: str) -> None:
+        if self._kept is not None:
+            self._kept.add(line)
         if not self.history or self.history[-1] != line:
             self.history.append(line)
         self._place, self._draft = len(self.history), ""
@@ -46,6 +79,14 @@ class PromptInput(Input):
         self._place = min(max(self._place + step, 0), len(self.history))
         self.value = self.history[self._place] if self._place < len(self.history) else self._draft
         self.cursor_position = len(self.value)
+
+    def action_complete(self) -> None:
+        completed = complete_option(self.value) if self.cursor_position == len(self.value) else None
+        if completed is None:
+            self.screen.focus_next()
+            return
+        self.value = completed
+        self.cursor_position = len(completed)
 
     def on_paste(self, event: events.Paste) -> None:
         """Keep every pasted line: line breaks become spaces, what a terminal would obey becomes visible."""
@@ -104,7 +145,7 @@ class PromptBar(Vertical):
         event.stop()
         self.submit(event.value)
 
-    def submit(self, line: str) -> None:
+    def submit(self, line: str, *, is_typed: bool = True) -> None:
         """Check the line; a good one is posted as `Submitted`, a bad one is explained and its word selected."""
         try:
             text, params = split_prompt(line, self._defaults)
@@ -115,7 +156,8 @@ class PromptBar(Vertical):
         if not text:
             self.note("the prompt is empty" if line.strip() else None)
             return
-        self.input.remember(line)
+        if is_typed:
+            self.input.remember(line)
         with self.prevent(Input.Changed):
             self.input.value = ""
         self.note(None)

@@ -1,6 +1,7 @@
 """What a dashboard looks like and which keys it has, to one person: themes, cell colours, keymap, notices."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from textual.app import App
@@ -10,11 +11,12 @@ from kvscope.dashboard.palettes import Recolour
 
 
 class Look(NamedTuple):
-    """`palette` lies on top of the theme's colours; `notices` are told when the dashboard has opened."""
+    """`palette` lies on top of the theme's colours, `prompts` remembers them, `notices` are told on opening."""
 
     theme: str = palettes.DARK_THEME
     palette: Mapping[str, str] = {}
     keymap: Mapping[str, str] = {}
+    prompts: Path | None = None
     notices: tuple[str, ...] = ()
 
 
