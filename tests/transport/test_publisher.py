@@ -74,7 +74,7 @@ def test_heartbeats_while_idle(lab) -> None:
 def fill(lab, served) -> None:
     """One batch in the thread's hands, one in the queue of one; the mirror's lock must be held."""
     assert served.publish_batch(served.stream.next())
-    lab.wait_until(served.publisher._queue.empty)
+    lab.wait_until(lambda: not served.publisher._queue)
     assert served.publish_batch(served.stream.next())
 
 
@@ -220,7 +220,7 @@ def test_a_subscriber_that_does_not_read_slows_nobody(lab) -> None:
     lab.wait_live(client, served)
     pause = Batch(epoch=served.stream.epoch, step=9, phase="control", time_ns=1, events=(ev.EnginePaused(),) * 20)
     for _ in range(8_000):
-        lab.wait_until(lambda: not served.publisher._queue.full())
+        lab.wait_until(lambda: not served.publisher._queue)
         assert served.publish_batch(pause)
     served.publisher.take_dropped()
     served.drain()

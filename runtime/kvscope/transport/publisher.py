@@ -1,16 +1,16 @@
 """The publisher: takes batches from the engine without ever making it wait, and sends them to whoever listens.
 
-    engine --put_nowait--> queue --> publisher thread: seq, encode, PUB, ring, mirror, recorder
+    engine --append--> queue --> publisher thread: seq, encode, PUB, ring, mirror, recorder
 
 The thread folds every batch into its own mirror, so that a snapshot costs the engine nothing and matches a sequence
-number exactly. Full queue: the batch is dropped and counted, and the engine is asked for a full state.
+number exactly. Full queue: the batch is dropped and counted, and the engine is asked for a full state. The thread
+looks into the queue at intervals instead of being woken: waking it would cost the engine more than all the rest.
 """
 
-import contextlib
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from typing import NamedTuple, Protocol
 
 import zmq
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED_BATCHES = 4_096
 RING_BATCHES = 10_000
 RING_BYTES = 64 * 1024 * 1024
+BUSY_POLL_S, IDLE_POLL_S = 0.002, 0.02  # between two looks into an empty queue
+IDLE_AFTER_S = 1.0
 
 
 class SnapshotUnavailable(Exception):  # noqa: N818 - a state of the publisher, not an error of the caller
@@ -102,7 +104,8 @@ class Publisher:
     ) -> None:
         """Raises EndpointError when the address cannot be bound."""
         self.ring = ReplayRing(ring_batches, ring_bytes)
-        self._queue: queue.Queue[Batch | None] = queue.Queue(max_queue)
+        self._queue: deque[Batch] = deque()
+        self._max_queue = max_queue
         self._closing = threading.Event()
         self._drop_lock = threading.Lock()
         self._num_dropped = 0
@@ -128,12 +131,11 @@ class Publisher:
     def publish(self, batch: Batch) -> bool:
         """Hand over a batch; False when it had to be dropped. Never blocks."""
         with self._drop_lock:
-            heals = any(isinstance(event, FullState) for event in batch.events)
-            if not self._closing.is_set() and (heals or not self._needs_full_state):
-                with contextlib.suppress(queue.Full):
-                    self._queue.put_nowait(batch)
-                    self._needs_full_state = False
-                    return True
+            has_room = len(self._queue) < self._max_queue and not self._closing.is_set()
+            if has_room and (not self._needs_full_state or _heals(batch)):
+                self._queue.append(batch)
+                self._needs_full_state = False
+                return True
             # A dropped announcement of earlier drops must be announced again.
             self._num_dropped += 1 + sum(e.num_batches for e in batch.events if isinstance(e, BatchesDropped))
             self._needs_full_state = True
@@ -142,7 +144,7 @@ class Publisher:
     @property
     def needs_full_state(self) -> bool:
         # Only when there is room for it: a full state costs the engine O(pool), just when it is overloaded.
-        return self._needs_full_state and not self._queue.full()
+        return self._needs_full_state and len(self._queue) < self._max_queue
 
     def take_dropped(self) -> int:
         with self._drop_lock:
@@ -153,8 +155,6 @@ class Publisher:
         """Send what is queued, linger briefly, and end the thread. Idempotent."""
         with self._drop_lock:  # a batch accepted before is sent, none is accepted after
             self._closing.set()
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)  # wakes an idle thread; a full queue means that it is awake
         self._thread.join()
 
     # --- any thread ----------------------------------------------------------------------------------------------
@@ -201,16 +201,20 @@ class Publisher:
     # --- the publisher thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_heartbeat = time.monotonic() + self._heartbeat_interval_s
+        busy_at = time.monotonic()
+        next_heartbeat = busy_at + self._heartbeat_interval_s
         try:
-            while not (self._closing.is_set() and self._queue.empty()):
-                with contextlib.suppress(queue.Empty):
-                    batch = self._queue.get(timeout=max(0.0, next_heartbeat - time.monotonic()))
-                    if batch is not None:
-                        self._send_or_log(batch)
-                if time.monotonic() >= next_heartbeat:
+            while not (self._closing.is_set() and not self._queue):
+                now = time.monotonic()
+                if self._queue:
+                    self._send_or_log(self._queue.popleft())
+                    busy_at = now
+                else:
+                    poll_s = BUSY_POLL_S if now - busy_at < IDLE_AFTER_S else IDLE_POLL_S
+                    self._closing.wait(min(poll_s, max(next_heartbeat - now, 0.0)))
+                if now >= next_heartbeat:
                     self._send_heartbeat()
-                    next_heartbeat = time.monotonic() + self._heartbeat_interval_s
+                    next_heartbeat = now + self._heartbeat_interval_s
         finally:
             self._listener.close()
 
@@ -241,7 +245,7 @@ class Publisher:
             logger.warning("batch %d has %d bytes and was not sent; clients fetch the state instead", seq, len(payload))
 
     def _fold(self, batch: Batch) -> None:
-        full_state = any(isinstance(event, FullState) for event in batch.events)
+        full_state = _heals(batch)
         if not full_state and not self._mirror_is_sound:
             return
         try:
@@ -281,3 +285,8 @@ class Publisher:
         payload = encode_heartbeat(Heartbeat(batch.epoch, self._last_seq, batch.step, now_ns))
         self._socket.send_multipart((HEARTBEAT_TOPIC, encode_seq(self._num_heartbeats), payload))
         self._num_heartbeats += 1
+
+
+def _heals(batch: Batch) -> bool:
+    """Whether it carries the full state."""
+    return any(isinstance(event, FullState) for event in batch.events)
