@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test lint format types imports check models wheel clean
+.PHONY: help demo test lint format types imports check snapshots models wheel clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -36,6 +36,9 @@ imports: $(READY) ## who may import whom
 	$(BIN)/lint-imports
 
 check: lint format types imports test ## all of the above
+
+snapshots: $(READY) ## write the pictures of tests/dashboard/snapshots anew, to be read before they are committed
+	KVSCOPE_SNAPSHOTS=write $(BIN)/python -m pytest -q tests/dashboard/test_snapshots.py
 
 models: $(READY) ## fetch SmolLM2-135M and convert it, for the tests with real weights
 	$(BIN)/python tools/fetch_smollm2.py

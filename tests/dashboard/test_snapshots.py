@@ -1,0 +1,150 @@
+"""What every view looks like, at four sizes, in Unicode and in ASCII, dark, light and without colours.
+
+The snapshots are text: the screens as a person reads them (`SIZE-unicode.txt`, `SIZE-ascii.txt`), and of the first one
+which style each stretch of cells has (`SIZE-dark.txt`, ...). `make snapshots` writes them anew; read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from dashboard_story import StorySource, crowded_engine
+from rich.cells import cell_len
+from test_app import running, screen_text, until
+
+from kvscope.dashboard.frames import build_pool
+from kvscope.dashboard.glyphs import ASCII, UNICODE
+from kvscope.dashboard.grid import NO_LIGHT, Zoom, draw_row, lay_out
+from kvscope.dashboard.keys import PANES
+from kvscope.dashboard.palettes import ANSI, Recolour, css_variables
+from kvscope.dashboard.themed import Look
+
+FOLDER = Path(__file__).parent / "snapshots"
+WRITING = os.environ.get("KVSCOPE_SNAPSHOTS") == "write"
+SIZES = [(60, 20), (80, 24), (120, 36), (200, 60)]
+FULL_WIDTH = 108  # from here on every pane is on the screen, whichever has the focus
+
+
+def story() -> StorySource:
+    engine, batches = crowded_engine()
+    return StorySource(engine, batches + engine.run(12))
+
+
+def screen_of(app) -> list[str]:
+    return [line.rstrip() for line in screen_text(app).splitlines()]
+
+
+async def settled(app, pilot) -> list[str]:
+    """The screen once it has stopped changing; only for writing."""
+    seen: list[list[str]] = []
+    while len(seen) < 4 or any(screen != seen[-1] for screen in seen[-4:]):
+        await pilot.pause(0.05)
+        seen.append(screen_of(app))
+    return seen[-1]
+
+
+async def compare(app, pilot, expected: dict[str, list[str]], name: str, read=screen_of) -> None:
+    """Until the screen is the expected one; a screen that never is, is shown beside it."""
+    if WRITING:
+        await settled(app, pilot)
+        expected[name] = read(app)
+        return
+    assert name in expected, f"no snapshot of {name}: make snapshots"
+    try:
+        await until(pilot, lambda: read(app) == expected[name], name, timeout_s=5.0)
+    except AssertionError:
+        assert read(app) == expected[name], name  # pytest's own difference is easier to read
+
+
+def load(path: Path) -> dict[str, list[str]]:
+    screens: dict[str, list[str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        if line.startswith("=== "):
+            screens[line.removeprefix("=== ")] = lines = []
+        else:
+            lines.append(line)
+    return screens
+
+
+def save(path: Path, screens: dict[str, list[str]]) -> None:
+    if WRITING:
+        FOLDER.mkdir(exist_ok=True)
+        path.write_text("".join(f"=== {name}\n" + "".join(f"{x}\n" for x in text) for name, text in screens.items()))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("signs", ["unicode", "ascii"])
+async def test_every_view(size, signs):
+    path = FOLDER / f"{size[0]}x{size[1]}-{signs}.txt"
+    screens = {} if WRITING else load(path)
+    views = [name for name in PANES if size[0] < FULL_WIDTH or name == "grid"]
+    async with running(story(), size, ascii_only=signs == "ascii") as (app, pilot):
+        for name in views:
+            app.action_pane(name)
+            await until(pilot, lambda name=name: app.query_one(f"#{name}").has_focus, name)
+            await compare(app, pilot, screens, name)
+        await pilot.press("2", "down", "down")
+        await until(pilot, lambda: app._selected == "r1.0", "selection")
+        await compare(app, pilot, screens, "a sequence selected")
+        await pilot.press("question_mark")
+        await compare(app, pilot, screens, "help")
+    assert all(cell_len(line) <= size[0] for screen in screens.values() for line in screen)
+    save(path, screens)
+
+
+def styles_of(app) -> list[str]:
+    """Each line as stretches of one style: `12 #c9d1d9/#0d1117 bold`."""
+    lines = []
+    for strip in app.screen._compositor.render_strips():
+        runs: list[tuple[str, int]] = []
+        for segment in strip:
+            style = named(segment.style)
+            count = cell_len(segment.text)
+            if runs and runs[-1][0] == style:
+                runs[-1] = (style, runs[-1][1] + count)
+            elif count:
+                runs.append((style, count))
+        lines.append(" | ".join(f"{count} {style}" for style, count in runs))
+    return lines
+
+
+def named(style) -> str:
+    if style is None:
+        return "-"
+    colours = "/".join(colour.name if colour is not None else "-" for colour in (style.color, style.bgcolor))
+    words = [word for word in ("bold", "dim", "underline", "reverse") if getattr(style, word)]
+    return " ".join([colours, *words])
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("mode", ["dark", "light", "monochrome"])
+async def test_every_style(size, mode, monkeypatch):
+    path = FOLDER / f"{size[0]}x{size[1]}-{mode}.txt"
+    screens = {} if WRITING else load(path)
+    if mode == "monochrome":
+        monkeypatch.setenv("NO_COLOR", "1")
+    look = Look(theme="kvscope-light" if mode == "light" else "kvscope")
+    async with running(story(), size, look=look) as (app, pilot):
+        await pilot.press("2", "down", "down")
+        await until(pilot, lambda: app._selected == "r1.0", "selection")
+        await compare(app, pilot, screens, "a sequence selected", styles_of)
+    save(path, screens)
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+@pytest.mark.parametrize("zoom", [Zoom.SLOTS, Zoom.BLOCKS, Zoom.DENSE])
+def test_without_colours_the_five_states_are_five_pictures(zoom, glyphs):
+    """Free, reserved, partly written, full and cached, by their characters alone; and shared is a sixth."""
+    states = {"free": (0, 0), "reserved": (1, 0), "partly": (1, 2), "full": (1, 4), "cached": (0, 4), "shared": (2, 4)}
+    pictures = {}
+    for name, (refs, written) in states.items():
+        pool = build_pool(4, (refs,), (written,), ())
+        layout = lay_out(pool, 60, 3, zoom)
+        strip = Recolour(css_variables(ANSI), no_color=True).strip(
+            draw_row(pool, layout, 0, NO_LIGHT, glyphs=glyphs, width=60)
+        )
+        assert all(segment.style is None or segment.style.color is None for segment in strip)
+        pictures[name] = strip.text.strip()
+    assert len(set(pictures.values())) == len(states), pictures
