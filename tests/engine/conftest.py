@@ -76,6 +76,7 @@ class FakeRunner:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.slots: dict[tuple[int, int], tuple[int, int]] = {}
+        self.host: dict[tuple[int, int], tuple[int, int]] = {}
         self.steps: list[tuple[list[tuple[str, int, int]], list[BlockCopy]]] = []
 
     def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, torch.Tensor]:
@@ -96,6 +97,18 @@ class FakeRunner:
                 generator = torch.Generator().manual_seed(hash(tuple(context)) & 0x7FFFFFFF)
                 logits[sequence.sequence_id] = torch.randn(self.VOCABULARY, generator=generator)
         return logits
+
+    def swap(self, to_host: Sequence[BlockCopy], from_host: Sequence[BlockCopy]) -> None:
+        for device, host in to_host:
+            for slot in range(self.block_size):
+                self.host.pop((host, slot), None)
+                if (device, slot) in self.slots:
+                    self.host[host, slot] = self.slots[device, slot]
+        for host, device in from_host:
+            for slot in range(self.block_size):
+                self.slots.pop((device, slot), None)
+                if (host, slot) in self.host:
+                    self.slots[device, slot] = self.host[host, slot]
 
     def _place(self, sequence: Any, position: int) -> tuple[int, int]:
         return sequence.block_table[position // self.block_size], position % self.block_size

@@ -54,6 +54,9 @@ def run_operations(fake_engine: Any, seed: int) -> Any:
         max_model_len=rng.choice([16, 64]),
         eos=frozenset({0}),
         prefix_caching=rng.random() < 0.6,
+        num_host_blocks=rng.choice([0, 2, 20]),
+        preemption=rng.choice(["recompute", "swap", "auto"]),
+        admission=rng.choice(["now", "worst-case", "watermark"]),
     )
     engine = fixture.engine
     for number in range(OPERATIONS_PER_RUN):

@@ -95,7 +95,7 @@ def test_the_most_recently_admitted_request_is_preempted_and_comes_back(fake_eng
     fixture.run()
     (preempted,) = events(fixture, ev.RequestPreempted)
     assert preempted == ev.RequestPreempted(
-        request_id="b", for_request_id="a", blocks_needed=1, blocks_gained=2, tokens_lost=8
+        request_id="b", for_request_id="a", blocks_needed=1, blocks_gained=2, tokens_lost=8, host_blocks_needed=2
     )
     assert (first.num_preemptions, second.num_preemptions) == (0, 1)
     assert second.sequences[0].generated == expected.sequences[0].generated

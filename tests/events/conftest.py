@@ -76,6 +76,11 @@ SAMPLES: tuple[Event, ...] = (
         evicted_at_step=5,
         evicted_for="r0.0",
     ),
+    ev.BlocksSwappedOut(
+        sequence_id="r1.0", block_ids=[3, 0], host_block_ids=[1], freed_block_ids=[3, 0], cached_block_ids=[3]
+    ),
+    ev.BlocksSwappedIn(sequence_id="r1.0", host_block_ids=[1], block_ids=[2]),
+    ev.HostBlocksReleased(sequence_id="r1.0", host_block_ids=[1]),
     ev.BlocksReleased(sequence_id="r1.0", block_ids=[3, 0], freed_block_ids=[0], cached_block_ids=[0]),
     ev.StepScheduled(sequence_ids=["r1.0"], num_scheduled_tokens=[6]),
     ev.TokensGenerated(sequence_id="r1.0", token_ids=[42], pieces=[" a"], text=" a", score=-0.5),

@@ -43,6 +43,9 @@ def run(
     attention_backend: flags.AttentionBackend = DEFAULTS.attention_backend,
     seed: flags.Seed = DEFAULTS.seed,
     enable_prefix_caching: flags.EnablePrefixCaching = DEFAULTS.enable_prefix_caching,
+    swap_space: flags.SwapSpace = DEFAULTS.swap_space,
+    preemption: flags.Preemption = DEFAULTS.preemption,
+    admission: flags.Admission = DEFAULTS.admission,
 ) -> int:
     """Run prompts through the engine, without a dashboard; print outputs, token ids and the memory summary.
 
@@ -72,6 +75,9 @@ def run(
             attention_backend=attention_backend,
             seed=seed,
             enable_prefix_caching=enable_prefix_caching,
+            swap_space=swap_space,
+            preemption=preemption,
+            admission=admission,
         )
         _require_engine("run")
         wait_for_threads_asleep()
@@ -109,6 +115,9 @@ def serve(
     attention_backend: flags.AttentionBackend = DEFAULTS.attention_backend,
     seed: flags.Seed = DEFAULTS.seed,
     enable_prefix_caching: flags.EnablePrefixCaching = DEFAULTS.enable_prefix_caching,
+    swap_space: flags.SwapSpace = DEFAULTS.swap_space,
+    preemption: flags.Preemption = DEFAULTS.preemption,
+    admission: flags.Admission = DEFAULTS.admission,
 ) -> int:
     """Start an engine that dashboards attach to; Ctrl-C stops it.
 
@@ -137,6 +146,9 @@ def serve(
             attention_backend=attention_backend,
             seed=seed,
             enable_prefix_caching=enable_prefix_caching,
+            swap_space=swap_space,
+            preemption=preemption,
+            admission=admission,
         )
         _require_engine("serve")
         if until_stdin_closes:

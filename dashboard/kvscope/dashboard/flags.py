@@ -34,6 +34,17 @@ EnablePrefixCaching = Annotated[
         help="Keep full blocks of ended requests, and reuse them for prompts that begin alike.",
     ),
 ]
+SwapSpace = Annotated[
+    float, typer.Option(help="Host memory for the KV of preempted requests, in GiB; 0: none.", metavar="GIB")
+]
+Preemption = Annotated[
+    Literal["recompute", "swap", "auto"],
+    typer.Option(help="What happens to the KV of a request that must give way; auto swaps what takes several steps."),
+]
+Admission = Annotated[
+    Literal["now", "worst-case", "watermark"],
+    typer.Option(help="Admit on the blocks needed now, at the most ever, or now with 1% of the pool to spare."),
+]
 Seed = Annotated[int, typer.Option(help="Default seed of the sampling.", metavar="N")]
 
 Record = Annotated[Path | None, typer.Option(help="Keep every event in FILE, for `kvscope replay`.", metavar="FILE")]

@@ -37,6 +37,7 @@ class SequenceFrame(NamedTuple):
     num_copies: int
     finish_reason: str | None
     score: float | None = None  # of a beam: see SequenceState
+    host_table: tuple[int, ...] = ()
 
     @property
     def num_generated(self) -> int:
@@ -119,6 +120,8 @@ class Frame(NamedTuple):
     findings: tuple[Finding, ...]
     step_elapsed_ns: int = 0
     ledger: Ledger | None = None  # while somebody looks at it
+    num_host_blocks: int = 0
+    num_host_held: int = 0
     behind: Behind | None = None  # only for the past of a live engine
 
     def request(self, request_id: str) -> RequestFrame | None:
@@ -213,6 +216,8 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             findings=tuple(view.findings),
             step_elapsed_ns=state.step_elapsed_ns,
             ledger=builder.account(state),
+            num_host_blocks=len(state.host_ref_counts),
+            num_host_held=len(state.host_ref_counts) - state.host_ref_counts.count(0),
         )
     block_size = frame.info.block_size if frame.info is not None else 1
     return frame._replace(pool=build_pool(block_size, refs, written, requests, builder.owners))
@@ -268,6 +273,7 @@ def _copy_sequence(sequence: SequenceState, prompt_pieces: tuple[str, ...]) -> S
         num_copies=sequence.num_copies,
         finish_reason=sequence.finish_reason,
         score=sequence.score,
+        host_table=tuple(sequence.host_table),
     )
 
 

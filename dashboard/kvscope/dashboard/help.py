@@ -88,7 +88,7 @@ def _legend(glyphs: Glyphs) -> list[tuple[str, str]]:
         (glyphs.cached, "cached: no table points at it, content kept"),
         ("2", "ref count: how many block tables point at the block"),
         (glyphs.copy, "copy-on-write: a private copy before a write to a shared block"),
-        (glyphs.preempt, "preempted: gave up its blocks, KV is computed again later"),
+        (glyphs.preempt, "preempted: gave up its blocks; KV is computed again later, or swapped to the host"),
         (glyphs.cross, "refused request, or batches that were dropped"),
         (glyphs.warning, "on the timeline: the audit found something"),
         ("colour", "the request that holds the block"),

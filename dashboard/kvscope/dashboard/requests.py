@@ -110,6 +110,8 @@ def _sequence_words(
         facts.append(f"{len(sequence.table)} blk")
     if shared:
         facts.append(f"{shared} shared")
+    if sequence.host_table:
+        facts.append(f"{len(sequence.host_table)} blk on host")
     if sequence.num_copies:
         facts.append(f"{sequence.num_copies} CoW")
     if sequence.score is not None:

@@ -99,6 +99,10 @@ def find_sharers(frame: Frame, sequence: SequenceFrame) -> dict[int, list[str]]:
 def _no_blocks(request: RequestFrame, sequence: SequenceFrame) -> str:
     if sequence.finish_reason is not None:
         return "finished: every block given back"
+    if sequence.host_table:
+        blocks = " ".join(f"H{block_id}" for block_id in sequence.host_table[:12])
+        more = f" and {len(sequence.host_table) - 12} more" if len(sequence.host_table) > 12 else ""
+        return f"swapped out to the host: {blocks}{more}"
     if request.status == "preempted":
         return "preempted: no blocks; its KV will be computed again"
     return "no blocks yet"

@@ -67,7 +67,7 @@ class BlockTables:
         count = self.pool.blocks_for(num_positions) - len(sequence.block_table)
         if count <= 0:
             return
-        block_ids = self._allocate(count, sequence)
+        block_ids = self.allocate(count, sequence)
         self._events.append(
             ev.BlocksAllocated(
                 sequence_id=sequence.sequence_id, first_logical_block=len(sequence.block_table), block_ids=block_ids
@@ -108,12 +108,13 @@ class BlockTables:
         return freed
 
     def check_integrity(self, sequences: Sequence[rq.Sequence]) -> list[str]:
-        """Invariant 1 over the pool, and that every written position has a slot."""
+        """Invariant 1 over the pool, and that every written position has a slot, here or on the host."""
         problems = self.pool.check_integrity(sequence.block_table for sequence in sequences)
         problems += [
-            f"{sequence.sequence_id} has KV for {sequence.num_computed} positions in {len(sequence.block_table)} blocks"
+            f"{sequence.sequence_id} has KV for {sequence.num_computed} positions in {num_blocks} blocks"
             for sequence in sequences
-            if self.pool.blocks_for(sequence.num_computed) > len(sequence.block_table)
+            if self.pool.blocks_for(sequence.num_computed)
+            > (num_blocks := len(sequence.block_table) + len(sequence.host_table))
         ]
         return problems
 
@@ -123,7 +124,7 @@ class BlockTables:
         if source is None:
             return []
         logical, num_slots = divmod(position, self.pool.block_size)
-        (target,) = self._allocate(1, sequence)
+        (target,) = self.allocate(1, sequence)
         self.pool.release([source])
         sequence.block_table = [*sequence.block_table[:logical], target, *sequence.block_table[logical + 1 :]]
         sequence.num_copies += 1
@@ -138,7 +139,8 @@ class BlockTables:
         )
         return [BlockCopy(source, target)]
 
-    def _allocate(self, count: int, sequence: rq.Sequence) -> list[int]:
+    def allocate(self, count: int, sequence: rq.Sequence) -> list[int]:
+        """Blocks from the pool for this sequence; cached ones among them are evicted first."""
         block_ids, evicted = self.pool.allocate(count)
         if evicted and self._prefixes is not None:
             self._prefixes.evict(evicted, sequence.sequence_id)

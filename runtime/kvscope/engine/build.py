@@ -44,7 +44,12 @@ def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[in
     """A ready engine; its first event has gone to the sink."""
     model, info = prepared.model, prepared.info
     runner = ModelRunner(
-        model.model, model.layers, prepared.backend, num_blocks=info.num_blocks, block_size=info.block_size
+        model.model,
+        model.layers,
+        prepared.backend,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        num_host_blocks=info.num_host_blocks,
     )
     return Engine(
         info,
@@ -94,6 +99,9 @@ def _describe(config: EngineConfig, model: LoadedModel, backend: AttentionBacken
         seed=config.seed,
         kvscope_version=version("kvscope"),
         prefix_caching=config.enable_prefix_caching,
+        num_host_blocks=_num_host_blocks(config, block_bytes),
+        preemption=config.preemption if config.swap_space else "recompute",
+        admission=config.admission,
     )
 
 
@@ -125,6 +133,16 @@ def _num_blocks(config: EngineConfig, model: LoadedModel, block_bytes: int, max_
             f"{model.model.device}; lower --num-gpu-blocks-override or --block-size"
         )
     return wanted
+
+
+def _num_host_blocks(config: EngineConfig, block_bytes: int) -> int:
+    """Blocks that --swap-space holds."""
+    wanted = int(config.swap_space * GIB)
+    if config.swap_space and wanted < block_bytes:
+        raise ConfigError(f"--swap-space {config.swap_space:g} GiB holds no block of {block_bytes} bytes")
+    if wanted > (room := _free_bytes(torch.device("cpu"))):
+        raise ConfigError(f"--swap-space {config.swap_space:g}: {room / GIB:.1f} GiB of host memory are free")
+    return min(wanted // block_bytes, MAX_NUM_BLOCKS)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -6,10 +6,13 @@ from typing import Literal
 
 EMBEDDED_MODEL = "tiny-shakespeare"
 
+MAX_SWAP_SPACE = 1 << 20  # GiB
 MAX_BLOCK_SIZE = 1 << 16
 DEFAULT_MAX_MODEL_LEN = 4096  # where the model names no limit, or one beyond what a small pool can hold
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+PreemptionPolicy = Literal["recompute", "swap", "auto"]
+AdmissionPolicy = Literal["now", "worst-case", "watermark"]
 BackendName = Literal["auto", "torch", "triton", "reference"]
 
 
@@ -42,6 +45,9 @@ class EngineConfig:
     attention_backend: BackendName = "auto"
     seed: int = 0
     enable_prefix_caching: bool = True
+    swap_space: float = 0.0  # GiB of host memory for blocks of preempted requests
+    preemption: PreemptionPolicy = "auto"
+    admission: AdmissionPolicy = "now"
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -55,6 +61,10 @@ class EngineConfig:
             raise ConfigError(f"--seed is a whole number from 0 to {(1 << 63) - 1}, not {self.seed}")
         if self.block_size > MAX_BLOCK_SIZE:
             raise ConfigError(f"--block-size is at most {MAX_BLOCK_SIZE}, not {self.block_size}")
+        if not 0 <= self.swap_space <= MAX_SWAP_SPACE:
+            raise ConfigError(f"--swap-space is a number of GiB from 0 to {MAX_SWAP_SPACE}, not {self.swap_space}")
+        if self.preemption == "swap" and not self.swap_space:
+            raise ConfigError("--preemption swap needs room on the host: --swap-space GIB")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"--gpu-memory-utilization is a share above 0, up to 1, not {self.gpu_memory_utilization}"

@@ -21,6 +21,7 @@ from kvscope.engine.prefixes import Prefixes
 from kvscope.engine.request import Request, RequestStatus
 from kvscope.engine.request import Sequence as SequenceOfRequest
 from kvscope.engine.scheduler import Limits, Scheduler, StepPlan
+from kvscope.engine.swapping import Swapper
 from kvscope.events import types as ev
 from kvscope.events.state import MAX_FINISHED_REQUESTS, Counters, EngineState, FullState
 from kvscope.events.types import Batch, EngineInfo, Event, Phase, SamplingParams
@@ -37,6 +38,10 @@ class Runner(Protocol):
     """Computes KV and logits: the model runner, a simulated one, or a fake in tests."""
 
     def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, Any]: ...
+
+    def swap(self, to_host: Sequence[BlockCopy], from_host: Sequence[BlockCopy]) -> None:
+        """Move blocks between device and host, first out, then in; before the step's `run`."""
+        ...
 
 
 class Engine:
@@ -69,8 +74,11 @@ class Engine:
         self._pool = BlockPool(info.num_blocks, info.block_size, free_order)
         self._prefixes = Prefixes(self._pool, self._events) if info.prefix_caching else None
         self._tables = BlockTables(self._pool, self._events, self._prefixes)
-        limits = Limits(info.max_num_batched_tokens, info.max_num_seqs, info.max_model_len)
-        self.scheduler = Scheduler(self._tables, limits, self._events, self._prefixes)
+        limits = Limits(
+            info.max_num_batched_tokens, info.max_num_seqs, info.max_model_len, info.preemption, info.admission
+        )
+        self._swapper = Swapper(self._tables, info.num_host_blocks, self._events)
+        self.scheduler = Scheduler(self._tables, limits, self._events, self._prefixes, self._swapper)
         self._runner = runner
         self._choose = choose
         self._rank = rank
@@ -188,6 +196,8 @@ class Engine:
         started_ns = self._clock_ns()
         self.step_number += 1
         plan = self._schedule()
+        if plan.swap_out or plan.swap_in:
+            self._runner.swap(plan.swap_out, plan.swap_in)
         logits = self._runner.run(plan.extents, plan.copies)
         self._commit(plan, logits, started_ns)
 
@@ -214,7 +224,7 @@ class Engine:
 
     def state(self) -> EngineState:
         """The engine's own account of itself; equal to the fold of every event so far."""
-        return export_state(self, self._pool)
+        return export_state(self, self._pool, self._swapper.host_pool)
 
     def check_integrity(self) -> list[str]:
         """Invariants 1 and 7 on the live structures; empty when all is well."""
@@ -222,7 +232,9 @@ class Engine:
 
     def _find_problems(self) -> list[ev.AuditFinding]:
         sequences = [sequence for request in self.requests.values() for sequence in request.sequences]
-        problems = [ev.AuditFinding(rule=1, message=text) for text in self._tables.check_integrity(sequences)]
+        messages = self._tables.check_integrity(sequences)
+        messages += self._swapper.host_pool.check_integrity(sequence.host_table for sequence in sequences)
+        problems = [ev.AuditFinding(rule=1, message=text) for text in messages]
         num_held = self._pool.num_blocks - self._pool.num_available_blocks
         if not self.scheduler.running and num_held:
             problems.append(ev.AuditFinding(rule=7, message=f"nothing runs, yet {num_held} blocks are held"))
@@ -233,6 +245,8 @@ class Engine:
         if self._prefixes is not None:
             self._prefixes.step = self.step_number
         plan = self.scheduler.schedule()
+        self.counters.blocks_swapped_out += len(plan.swap_out)
+        self.counters.blocks_swapped_in += len(plan.swap_in)
         for event in self._events:
             if isinstance(event, ev.BlockCopied):
                 self.counters.copies += 1
@@ -317,6 +331,7 @@ class Engine:
         sequence.finish_reason = reason
         self._events.append(ev.SequenceFinished(sequence_id=sequence.sequence_id, reason=reason))
         self._tables.release(sequence)
+        self._swapper.release(sequence)
         self._outputs.end(sequence)
 
     def _finish_request(self, request: Request) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvscope.engine.engine import Engine
 
 
-def export_state(engine: "Engine", pool: BlockPool) -> EngineState:
+def export_state(engine: "Engine", pool: BlockPool, host_pool: BlockPool) -> EngineState:
     """A new state that shares nothing with the engine. O(pool + tokens)."""
     return EngineState(
         epoch=engine.epoch,
@@ -33,6 +33,7 @@ def export_state(engine: "Engine", pool: BlockPool) -> EngineState:
         finished_order=list(engine.finished_order),
         counters=msgspec.structs.replace(engine.counters),
         step_elapsed_ns=engine.step_elapsed_ns,
+        host_ref_counts=list(host_pool.ref_counts),
     )
 
 
@@ -75,5 +76,6 @@ def _export_sequence(sequence: Sequence) -> SequenceState:
         text=sequence.text,
         num_copies=sequence.num_copies,
         finish_reason=sequence.finish_reason,
+        host_table=list(sequence.host_table),
         score=sequence.score,
     )

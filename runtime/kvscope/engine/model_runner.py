@@ -11,6 +11,7 @@ import torch
 
 from kvscope.engine.attention import LayerCache, LayerGeometry, PagedStep
 from kvscope.engine.block_tables import BlockCopy, Extent
+from kvscope.engine.host_blocks import HostBlocks
 from kvscope.kernels.backend import AttentionBackend
 from kvscope.kernels.batch import PagedBatch
 
@@ -26,6 +27,7 @@ class ModelRunner:
         *,
         num_blocks: int,
         block_size: int,
+        num_host_blocks: int = 0,
     ) -> None:
         self.model = model
         self.block_size = block_size
@@ -38,6 +40,15 @@ class ModelRunner:
             )
             for layer, geometry in layers.items()
         }
+        self.host = HostBlocks((tensor for cache in self.caches.values() for tensor in cache), num_host_blocks)
+
+    @torch.inference_mode()
+    def swap(self, to_host: Sequence[BlockCopy], from_host: Sequence[BlockCopy]) -> None:
+        """Move blocks between device and host, first out, then in. Mutates the KV cache."""
+        if to_host:
+            self.host.swap_out(to_host)
+        if from_host:
+            self.host.swap_in(from_host)
 
     @torch.inference_mode()
     def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, torch.Tensor]:

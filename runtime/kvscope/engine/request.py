@@ -36,6 +36,7 @@ class Sequence:
     pieces: list[str] = field(default_factory=list)
     text: str = ""
     block_table: list[int] = field(default_factory=list)
+    host_table: list[int] = field(default_factory=list)  # where its KV is while swapped out
     num_computed: int = 0
     block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks; they depend on tokens alone
     num_indexed: int = 0  # blocks 0:num_indexed have been offered to the prefix cache
@@ -88,6 +89,10 @@ class Request:
     def __post_init__(self) -> None:
         self.fork_at = len(self.prompt_token_ids)
 
+    @property
+    def swapped_out(self) -> bool:
+        return any(sequence.host_table for sequence in self.sequences)
+
     def alive_sequences(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.alive]
 
@@ -100,8 +105,8 @@ class Request:
         """Positions `0:limit` may be computed now: what all have in common before the fork, every token after it."""
         return sequence.num_tokens if self.forked else self.fork_at
 
-    def move_fork(self) -> None:
-        """Fork at the end of what all alive sequences have in common; each of them keeps a token to compute.
+    def common_positions(self) -> int:
+        """How far all alive sequences have the same tokens, such that each of them keeps one to compute.
 
         Equal sequences have everything in common: then the lead's logits are the next token's of all of them.
         """
@@ -110,7 +115,7 @@ class Request:
         common = self._num_common_tokens(alive)
         if common == shortest and any(sequence.num_tokens > shortest for sequence in alive):
             common -= 1
-        self.fork_at = max(common, len(self.prompt_token_ids))
+        return max(common, len(self.prompt_token_ids))
 
     def _num_common_tokens(self, sequences: list[Sequence]) -> int:
         common = 0

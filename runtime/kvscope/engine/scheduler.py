@@ -2,37 +2,46 @@
 
 One step has a budget of tokens and a cap on sequences. Running requests come first, in the order of their admission;
 then waiting ones, first come first served, as long as blocks for their whole context are free now. When a running
-request cannot grow, the most recently admitted one gives up all its blocks and is recomputed later, so the oldest
-always advances.
+request cannot grow, the most recently admitted one gives up all its blocks, all its sequences together, and is
+recomputed or swapped in later. So the oldest is never a victim, and always advances.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
+from kvscope.engine.preemption import choose_mode
 from kvscope.engine.prefixes import Prefixes
 from kvscope.engine.request import Request, RequestStatus
+from kvscope.engine.swapping import Swapper
 from kvscope.events import types as ev
 from kvscope.events.state import WaitingReason
 from kvscope.events.types import Event
 
+WATERMARK = 0.01  # share of the pool that the admission policy of that name leaves
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Tokens per step and sequences at once."""
+    """Tokens per step and sequences at once; what happens to who must give way, and who may come in."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
+    preemption: str = "recompute"  # see choose_mode
+    admission: str = "now"  # see Scheduler._blocks_obstacle
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: first the copies, then a forward pass over all extents, packed in this order."""
+    """One step, in this order: blocks to the host, blocks from there, copies, a forward pass over all extents."""
 
     extents: list[Extent] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    swap_in: list[BlockCopy] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -43,9 +52,16 @@ class Scheduler:
     """Owns the queues. `running` is ordered by admission, `waiting` by arrival (preempted ones in front)."""
 
     def __init__(
-        self, tables: BlockTables, limits: Limits, events: list[Event], prefixes: Prefixes | None = None
+        self,
+        tables: BlockTables,
+        limits: Limits,
+        events: list[Event],
+        prefixes: Prefixes | None = None,
+        swapper: Swapper | None = None,
     ) -> None:
+        """Without a swapper there is no host pool: everything is recomputed."""
         self.tables = tables
+        self.swapper = swapper if swapper is not None else Swapper(tables, 0, events)
         self._prefixes = prefixes
         self.limits = limits
         self.waiting: deque[Request] = deque()
@@ -97,7 +113,7 @@ class Scheduler:
             needed = self.tables.blocks_needed(extents)
             while needed > self.pool.num_available_blocks:
                 victim = self.running.pop()
-                self._preempt(victim, request, needed)
+                self._preempt(victim, request, needed, plan)
                 preempted = True
                 if victim is request:
                     return True
@@ -109,15 +125,22 @@ class Scheduler:
         while self.waiting and self._obstacle(self.waiting[0], plan) is None:
             request = self.waiting.popleft()
             request.status, request.waiting = RequestStatus.RUNNING, None
-            request.forked = len(request.alive_sequences()) == 1  # nobody to share with: no fork to wait for
             self.running.append(request)
             self._events.append(ev.RequestAdmitted(request_id=request.request_id))
-            (lead,) = request.active_sequences()
-            limit = request.compute_limit(lead)
-            if self._prefixes is not None:
-                self._prefixes.reuse(lead, limit, request.params.cache_salt)
-            self.tables.grow(lead, limit)
+            if request.swapped_out:
+                plan.swap_in += self.swapper.swap_in(request.alive_sequences())
+            else:
+                self._begin_computing(request)
+            for sequence in request.active_sequences():
+                self.tables.grow(sequence, request.compute_limit(sequence))
             self._carry_out(self._extents(request, self._budget(plan)), plan)
+
+    def _begin_computing(self, request: Request) -> None:
+        """Nothing is there yet but, with luck, a prefix that others have computed."""
+        request.forked = len(request.alive_sequences()) == 1  # nobody to share with: no fork to wait for
+        (lead,) = request.active_sequences()
+        if self._prefixes is not None:
+            self._prefixes.reuse(lead, request.compute_limit(lead), request.params.cache_salt)
 
     def _obstacle(self, request: Request, plan: StepPlan) -> WaitingReason | None:
         """Why the request cannot be admitted in this step, with the two numbers; None if it can."""
@@ -127,14 +150,35 @@ class Scheduler:
             return WaitingReason("sequence_cap", num_seats, free_seats)
         if self._budget(plan) == 0:
             return WaitingReason("token_budget", 1, 0)
-        needed, available = self._blocks_to_run(request), self.pool.num_available_blocks
+        return self._blocks_obstacle(request)
+
+    def _blocks_obstacle(self, request: Request) -> WaitingReason | None:
+        """What the admission policy asks of the pool.
+
+        `now`: blocks for what is computed before the next token. `worst-case`: those that all running requests and
+        this one could ever come to hold; then nobody is preempted. `watermark`: as `now`, with some left to spare, so
+        that an admission does not preempt somebody in the next step; a lone request needs nothing to spare.
+        """
+        if self.limits.admission == "worst-case":
+            needed = self._worst_case(request)
+            available = self.pool.num_blocks - sum(map(self._worst_case, self.running))
+            return WaitingReason("worst_case", needed, max(available, 0)) if needed > available else None
+        spared = self.limits.admission == "watermark" and self.running
+        kind, reserve = ("watermark", self._watermark_blocks()) if spared else ("blocks", 0)
+        needed, available = self._blocks_to_run(request), max(self.pool.num_available_blocks - reserve, 0)
         if needed > available:
             needed -= self._blocks_held_by_others(request)
-        return WaitingReason("blocks", needed, available) if needed > available else None
+        return WaitingReason(kind, needed, available) if needed > available else None
+
+    def _worst_case(self, request: Request) -> int:
+        return self.worst_case_blocks(len(request.prompt_token_ids), request.params)
+
+    def _watermark_blocks(self) -> int:
+        return math.ceil(self.pool.num_blocks * WATERMARK)
 
     def _blocks_held_by_others(self, request: Request) -> int:
         """Prefix hits on held blocks cost nothing; a hit on a cached one takes it out of what is available."""
-        if self._prefixes is None:
+        if self._prefixes is None or request.swapped_out:
             return 0
         alive = request.alive_sequences()
         limit = alive[0].num_tokens if len(alive) == 1 else request.fork_at
@@ -143,6 +187,9 @@ class Scheduler:
 
     def _blocks_to_run(self, request: Request) -> int:
         """Blocks for everything the request has to compute before its next new token."""
+        if request.swapped_out:
+            limits = [(sequence, request.compute_limit(sequence)) for sequence in request.active_sequences()]
+            return self.swapper.blocks_needed(limits)
         alive = request.alive_sequences()
         shared = request.fork_at // self.pool.block_size if len(alive) > 1 else 0
         if all(sequence.num_tokens == request.fork_at for sequence in alive):
@@ -184,34 +231,55 @@ class Scheduler:
     def _budget(self, plan: StepPlan) -> int:
         return self.limits.max_num_batched_tokens - plan.num_tokens
 
-    def _preempt(self, victim: Request, growing: Request, needed: int) -> None:
-        place = len(self._events)
-        if len(victim.alive_sequences()) > 1:
-            victim.move_fork()
-        if victim.search is not None:
-            victim.search.candidates.clear()
-        tokens_lost = count_written_positions(victim)
-        freed = [block for sequence in victim.sequences for block in self.tables.release(sequence)]
+    def _preempt(self, victim: Request, growing: Request, needed: int, plan: StepPlan) -> None:
+        place, available = len(self._events), self.pool.num_available_blocks
+        host_needed = self.swapper.host_blocks_needed(victim.sequences)
+        host_available = self.swapper.host_pool.num_available_blocks
+        fork_at = victim.common_positions()
+        tokens_lost = count_written_positions(victim, fork_at)
+        decision = choose_mode(
+            self.limits.preemption,
+            host_blocks_needed=host_needed,
+            host_blocks_available=host_available,
+            tokens_lost=tokens_lost,
+            tokens_per_step=self.limits.max_num_batched_tokens,
+        )
+        if decision.mode == "swap":
+            plan.swap_out += self.swapper.swap_out(victim.sequences)
+        else:
+            self._forget_computed(victim, fork_at)
         self._events.insert(
             place,
             ev.RequestPreempted(
                 request_id=victim.request_id,
                 for_request_id=growing.request_id,
                 blocks_needed=needed,
-                blocks_gained=len(freed),
-                tokens_lost=tokens_lost,
+                blocks_gained=self.pool.num_available_blocks - available,
+                tokens_lost=tokens_lost if decision.mode == "recompute" else 0,
+                mode=decision.mode,
+                reason=decision.reason,
+                host_blocks_needed=host_needed,
+                host_blocks_available=host_available,
             ),
         )
-        victim.status, victim.forked = RequestStatus.PREEMPTED, False
+        victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         self.waiting.appendleft(victim)
 
+    def _forget_computed(self, victim: Request, fork_at: int) -> None:
+        """Give up every block; later everything is computed from position 0, once as far as it is common."""
+        victim.forked, victim.fork_at = False, fork_at
+        if victim.search is not None:
+            victim.search.candidates.clear()
+        for sequence in victim.sequences:
+            self.tables.release(sequence)
 
-def count_written_positions(request: Request) -> int:
-    """Positions with KV over all sequences; what they have in common counts once."""
+
+def count_written_positions(request: Request, num_common: int) -> int:
+    """Positions with KV over all sequences; the first `num_common` count once."""
     if not request.forked:
         return max(sequence.num_computed for sequence in request.sequences)
     holders = [sequence for sequence in request.sequences if sequence.block_table]
-    return min(request.fork_at, max((s.num_computed for s in holders), default=0)) + sum(
-        max(sequence.num_computed - request.fork_at, 0) for sequence in holders
+    return min(num_common, max((s.num_computed for s in holders), default=0)) + sum(
+        max(sequence.num_computed - num_common, 0) for sequence in holders
     )

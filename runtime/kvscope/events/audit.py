@@ -73,6 +73,8 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
     match event:
         case ev.AuditFinding():
             messages = [(event.rule, event.message)]
+        case ev.BlocksSwappedOut() | ev.BlocksSwappedIn() | ev.HostBlocksReleased():
+            messages = _check_swap(state, event)
         case ev.BlocksAllocated():
             messages = [(2, f"P{b} handed out while held") for b in event.block_ids if _refs(state, b) > 0]
             messages += [(2, f"P{b} handed out while cached") for b in event.block_ids if _is_cached(state, b)]
@@ -81,11 +83,8 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
             messages = _check_copy(state, event)
         case ev.SlotsWritten():
             messages = _check_write(state, event)
-        case ev.BlocksShared():
+        case ev.BlocksShared() | ev.SequenceForked():
             messages = _check_share(state, event)
-        case ev.SequenceForked(sequence_id=seq):
-            held = len(state.sequence(seq).block_table)
-            messages = [(1, f"{seq} takes over another's tokens and still holds {held} blocks")] if held else []
         case ev.BlocksReused():
             messages = _check_reuse(state, event)
         case ev.BlocksEvicted():
@@ -130,7 +129,11 @@ def _check_write(state: EngineState, event: ev.SlotsWritten) -> list[tuple[int, 
     return messages
 
 
-def _check_share(state: EngineState, event: ev.BlocksShared) -> list[tuple[int, str]]:
+def _check_share(state: EngineState, event: ev.BlocksShared | ev.SequenceForked) -> list[tuple[int, str]]:
+    if isinstance(event, ev.SequenceForked):
+        num_held = len(state.sequence(event.sequence_id).block_table)
+        message = f"{event.sequence_id} takes over another's tokens and still holds {num_held} blocks"
+        return [(1, message)] if num_held else []
     held = state.sequence(event.from_sequence_id).block_table[: len(event.block_ids)]
     if held == event.block_ids:
         return []
@@ -151,7 +154,60 @@ def _check_reuse(state: EngineState, event: ev.BlocksReused) -> list[tuple[int, 
     return messages
 
 
-def _check_release(state: EngineState, event: ev.BlocksReleased) -> list[tuple[int, str]]:
+def _check_swap(
+    state: EngineState, event: ev.BlocksSwappedOut | ev.BlocksSwappedIn | ev.HostBlocksReleased
+) -> list[tuple[int, str]]:
+    match event:
+        case ev.BlocksSwappedOut():
+            return _check_swap_out(state, event)
+        case ev.BlocksSwappedIn():
+            return _check_swap_in(state, event)
+        case _:
+            return _check_host_table(state, event.sequence_id, event.host_block_ids)
+
+
+def _check_swap_out(state: EngineState, event: ev.BlocksSwappedOut) -> list[tuple[int, str]]:
+    """As a release; and every written block is moved, into host blocks that are free or hold the same block's copy."""
+    sequence, block_size = state.sequence(event.sequence_id), _block_size(state)
+    messages = _check_release(state, event)
+    if len(event.host_block_ids) != -(-sequence.num_written // block_size):
+        messages.append(
+            (6, f"{event.sequence_id} moves {len(event.host_block_ids)} blocks for {sequence.num_written} positions")
+        )
+    siblings = _host_blocks_of(state, event.sequence_id)
+    messages += [
+        (2, f"host block {b} handed out while held")
+        for b in event.host_block_ids
+        if 0 <= b < len(state.host_ref_counts) and state.host_ref_counts[b] and b not in siblings
+    ]
+    return messages
+
+
+def _check_swap_in(state: EngineState, event: ev.BlocksSwappedIn) -> list[tuple[int, str]]:
+    request = state.request(event.sequence_id.rpartition(".")[0])
+    messages = _check_host_table(state, event.sequence_id, event.host_block_ids)
+    if len(event.block_ids) != len(event.host_block_ids):
+        messages.append((6, f"{event.sequence_id} gets {len(event.block_ids)} blocks for {event.host_block_ids}"))
+    siblings = {block_id for sequence in request.sequences for block_id in sequence.block_table}
+    messages += [
+        (2, f"P{b} handed out for a swap while held or cached")
+        for b in event.block_ids
+        if (_refs(state, b) > 0 and b not in siblings) or _is_cached(state, b)
+    ]
+    return messages
+
+
+def _check_host_table(state: EngineState, sequence_id: str, host_block_ids: list[int]) -> list[tuple[int, str]]:
+    table = state.sequence(sequence_id).host_table
+    return [] if table == host_block_ids else [(1, f"{sequence_id} gives up host {host_block_ids}, it holds {table}")]
+
+
+def _host_blocks_of(state: EngineState, sequence_id: str) -> set[int]:
+    request = state.request(sequence_id.rpartition(".")[0])
+    return {block_id for sequence in request.sequences for block_id in sequence.host_table}
+
+
+def _check_release(state: EngineState, event: ev.BlocksReleased | ev.BlocksSwappedOut) -> list[tuple[int, str]]:
     messages = []
     table = state.sequence(event.sequence_id).block_table
     if table != event.block_ids:
@@ -184,6 +240,7 @@ def check_state(state: EngineState) -> list[Finding]:
             for block_id, count in enumerate(state.ref_counts)
             if count != entries[block_id]
         ]
+    messages += _check_host(state)
     if any(map(operator.gt, map(bool, state.written_slots), state.ref_counts)):  # written, but ref count 0
         messages += [
             (5, f"P{block_id} is cached with {written} written slots: only full blocks are kept")
@@ -196,8 +253,24 @@ def check_state(state: EngineState) -> list[Finding]:
     return [Finding(rule, message, state.step) for rule, message in messages]
 
 
+def _check_host(state: EngineState) -> list[tuple[int, str]]:
+    """Invariant 1 over the host pool."""
+    entries = Counter(
+        block_id
+        for request in state.requests.values()
+        if request.status == "preempted"
+        for sequence in request.sequences
+        for block_id in sequence.host_table
+    )
+    return [
+        (1, f"host block {block_id} has ref count {count}, {entries[block_id]} table entries point at it")
+        for block_id, count in enumerate(state.host_ref_counts)
+        if count != entries[block_id]
+    ]
+
+
 def _check_sequence(state: EngineState, sequence: SequenceState) -> list[tuple[int, str]]:
-    num_blocks, messages = len(sequence.block_table), []
+    num_blocks, messages = len(sequence.block_table) + len(sequence.host_table), []
     if sequence.num_written and sequence.num_written > num_blocks * _block_size(state):
         messages.append(
             (3, f"{sequence.sequence_id} has KV for {sequence.num_written} positions in {num_blocks} blocks")

@@ -38,7 +38,7 @@ def describe(event: Event, state: EngineState) -> str | None:
             scored = f", score {score:.2f}" if score is not None else ""
             return f"{seq} chose {''.join(pieces)!r}{scored} (no KV yet)"
         case _:
-            return _describe_request(event) or _describe_beams(event) or _describe_life(event)
+            return _describe_request(event) or _describe_beams(event) or _describe_swap(event) or _describe_life(event)
 
 
 def _describe_request(event: Event) -> str | None:
@@ -54,10 +54,7 @@ def _describe_request(event: Event) -> str | None:
         case ev.RequestAdmitted(request_id=request):
             return f"{request} admitted"
         case ev.RequestPreempted(request_id=request):
-            return (
-                f"{request} preempted: {event.for_request_id} needed {event.blocks_needed} blocks; "
-                f"{event.blocks_gained} gained, {event.tokens_lost} positions to recompute"
-            )
+            return _describe_preemption(event)
         case ev.SequenceFinished(sequence_id=seq, reason=reason):
             return f"{seq} {_FINISH_WORDS.get(reason, reason)}"
         case ev.RequestFinished(request_id=request):
@@ -100,6 +97,10 @@ def describe_waiting(kind: str, needed: int, available: int) -> str:
     match kind:
         case "blocks":
             return f"needs {needed} blocks, {available} free"
+        case "worst_case":
+            return f"could come to need {needed} blocks, {available} not promised to others"
+        case "watermark":
+            return f"needs {needed} blocks, {available} free above the watermark"
         case "token_budget":
             return f"the step's token budget is spent ({available} left)"
         case "sequence_cap":
@@ -108,6 +109,31 @@ def describe_waiting(kind: str, needed: int, available: int) -> str:
             return "earlier requests go first"
         case _:
             return kind
+
+
+def _describe_preemption(event: ev.RequestPreempted) -> str:
+    lost = f"{event.tokens_lost} positions to recompute" if event.mode == "recompute" else "KV swapped to the host"
+    reasons = {
+        "no_host_room": f"{event.host_blocks_needed} host blocks needed, {event.host_blocks_available} free",
+        "one_step": "one step's work",
+        "many_steps": "more than a step's work to recompute",
+    }
+    why = f" ({reasons[event.reason]})" if event.reason in reasons else ""
+    return (
+        f"{event.request_id} preempted, admitted last: {event.for_request_id} needed {event.blocks_needed} blocks; "
+        f"{event.blocks_gained} gained, {lost}{why}"
+    )
+
+
+def _describe_swap(event: Event) -> str | None:
+    match event:
+        case ev.BlocksSwappedOut(sequence_id=seq, block_ids=ids, host_block_ids=host, freed_block_ids=freed):
+            return f"{seq} swapped out: {_blocks(ids)} to host {_blocks(host, 'H')}; {len(freed)} back to the pool"
+        case ev.BlocksSwappedIn(sequence_id=seq, block_ids=ids, host_block_ids=host):
+            return f"{seq} swapped in: host {_blocks(host, 'H')} to {_blocks(ids)}"
+        case ev.HostBlocksReleased(sequence_id=seq, host_block_ids=host):
+            return f"{seq} lets go of host {_blocks(host, 'H')}"
+    return None
 
 
 def _describe_copy(event: ev.BlockCopied, state: EngineState) -> str:
@@ -153,7 +179,7 @@ def _logical(first: int, count: int) -> str:
     return f"L{first}" if count == 1 else f"L{first}-L{first + count - 1}"
 
 
-def _blocks(block_ids: list[int]) -> str:
-    shown = " ".join(f"P{block_id}" for block_id in block_ids[:MAX_LISTED_BLOCKS])
+def _blocks(block_ids: list[int], letter: str = "P") -> str:
+    shown = " ".join(f"{letter}{block_id}" for block_id in block_ids[:MAX_LISTED_BLOCKS])
     more = len(block_ids) - MAX_LISTED_BLOCKS
     return f"{shown} and {more} more" if more > 0 else shown

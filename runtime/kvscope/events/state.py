@@ -48,6 +48,7 @@ class SequenceState(msgspec.Struct, kw_only=True):
     text: str = ""
     num_copies: int = 0
     finish_reason: str | None = None
+    host_table: list[int] = []  # where its KV is while swapped out
     score: float | None = None  # beam search: log-probability; of an ended one, its hypothesis' score
 
 
@@ -82,6 +83,8 @@ class Counters(msgspec.Struct, kw_only=True):
     prefix_lookup_tokens: int = 0
     prefix_hit_tokens: int = 0
     evictions: int = 0
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
 
 
 class EngineState(msgspec.Struct, kw_only=True):
@@ -104,6 +107,7 @@ class EngineState(msgspec.Struct, kw_only=True):
     finished_order: list[str] = []
     counters: Counters = msgspec.field(default_factory=Counters)
     step_elapsed_ns: int = 0
+    host_ref_counts: list[int] = []  # by host block; a fold replaces the list, so that keyframes may share it
 
     def sequence(self, sequence_id: str) -> SequenceState:
         """Raises FoldError for a sequence nobody announced."""
@@ -179,6 +183,7 @@ def _engine_started(state: EngineState, event: ev.EngineStarted) -> None:
     state.schema_version = event.schema_version
     state.ref_counts = [0] * event.info.num_blocks
     state.written_slots = [0] * event.info.num_blocks
+    state.host_ref_counts = [0] * event.info.num_host_blocks
 
 
 def _engine_stopped(state: EngineState, event: ev.EngineStopped) -> None:
@@ -332,15 +337,57 @@ def _slots_written(state: EngineState, event: ev.SlotsWritten) -> None:
     sequence.num_written = event.stop
 
 
+def _blocks_swapped_out(state: EngineState, event: ev.BlocksSwappedOut) -> None:
+    sequence = state.sequence(event.sequence_id)
+    _release(state, event.block_ids, event.cached_block_ids)
+    counts = _count_host(state, event.host_block_ids, 1)
+    state.counters.blocks_swapped_out += sum(counts[block_id] == 1 for block_id in event.host_block_ids)
+    sequence.block_table, sequence.host_table = [], list(event.host_block_ids)
+
+
+def _blocks_swapped_in(state: EngineState, event: ev.BlocksSwappedIn) -> None:
+    sequence, block_size = state.sequence(event.sequence_id), _block_size(state)
+    if sequence.block_table:
+        raise FoldError(f"{event.sequence_id} already holds blocks")
+    _count_host(state, event.host_block_ids, -1)
+    for logical, block_id in enumerate(event.block_ids):
+        _check_block(state, block_id)
+        state.counters.blocks_swapped_in += state.ref_counts[block_id] == 0
+        state.ref_counts[block_id] += 1
+        state.written_slots[block_id] = min(max(sequence.num_written - logical * block_size, 0), block_size)
+    sequence.block_table, sequence.host_table = list(event.block_ids), []
+
+
+def _host_blocks_released(state: EngineState, event: ev.HostBlocksReleased) -> None:
+    sequence = state.sequence(event.sequence_id)
+    _count_host(state, event.host_block_ids, -1)
+    sequence.host_table, sequence.num_written = [], 0
+
+
+def _count_host(state: EngineState, host_block_ids: list[int], change: int) -> list[int]:
+    counts = state.host_ref_counts.copy()
+    for block_id in host_block_ids:
+        if not 0 <= block_id < len(counts):
+            raise FoldError(f"host block {block_id} is outside the pool of {len(counts)}")
+        counts[block_id] += change
+    state.host_ref_counts = counts
+    return counts
+
+
 def _blocks_released(state: EngineState, event: ev.BlocksReleased) -> None:
-    sequence, cached = state.sequence(event.sequence_id), frozenset(event.cached_block_ids)
-    for block_id in event.block_ids:
+    sequence = state.sequence(event.sequence_id)
+    _release(state, event.block_ids, event.cached_block_ids)
+    sequence.block_table = []
+    sequence.num_written = 0
+
+
+def _release(state: EngineState, block_ids: list[int], cached_block_ids: list[int]) -> None:
+    cached = frozenset(cached_block_ids)
+    for block_id in block_ids:
         _check_block(state, block_id)
         state.ref_counts[block_id] -= 1
         if state.ref_counts[block_id] == 0 and block_id not in cached:
             state.written_slots[block_id] = 0
-    sequence.block_table = []
-    sequence.num_written = 0
 
 
 def _blocks_reused(state: EngineState, event: ev.BlocksReused) -> None:
@@ -417,6 +464,9 @@ _HANDLERS: dict[type[Event], Callable[[EngineState, Any], None]] = {
     ev.BlockCopied: _block_copied,
     ev.SlotsWritten: _slots_written,
     ev.BlocksReleased: _blocks_released,
+    ev.BlocksSwappedOut: _blocks_swapped_out,
+    ev.BlocksSwappedIn: _blocks_swapped_in,
+    ev.HostBlocksReleased: _host_blocks_released,
     ev.BlocksReused: _blocks_reused,
     ev.BlocksEvicted: _blocks_evicted,
     ev.PrefixLookup: _prefix_lookup,

@@ -19,7 +19,9 @@ BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUM_BLOCKS)]
 Phase = Literal["life", "control", "plan", "commit"]
 FinishReason = Literal["stop", "length", "cancelled"]
 MissKind = Literal["nothing_shared", "shorter_than_block", "evicted"]
-WaitingKind = Literal["blocks", "token_budget", "sequence_cap", "order"]
+WaitingKind = Literal["blocks", "worst_case", "watermark", "token_budget", "sequence_cap", "order"]
+PreemptionMode = Literal["recompute", "swap"]
+PreemptionReason = Literal["asked", "no_host_room", "one_step", "many_steps"]
 
 
 def _snake_case(class_name: str) -> str:
@@ -72,6 +74,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     kvscope_version: str
     prefix_caching: bool = False
+    num_host_blocks: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUM_BLOCKS)] = 0  # for swapped-out requests
+    preemption: str = "recompute"  # recompute, swap or auto
+    admission: str = "now"  # now, worst-case or watermark
 
 
 # --- the engine's life -------------------------------------------------------------------------------------------
@@ -144,13 +149,21 @@ class RequestAdmitted(Event, frozen=True):
 
 
 class RequestPreempted(Event, frozen=True):
-    """A running request gave up every block; its KV is recomputed later."""
+    """A running request, the one admitted last, gave up every block.
+
+    Its KV is recomputed later, or moved to host blocks (`mode`). `reason` says why this way: it was asked for; the
+    host pool has no room; what is lost is one step's work, or more than that.
+    """
 
     request_id: str
     for_request_id: str  # whose growth needed the room
     blocks_needed: Count
     blocks_gained: Count
-    tokens_lost: Count  # written positions to compute again, over all its sequences
+    tokens_lost: Count  # written positions to compute again, over all its sequences; none when swapped
+    mode: str = "recompute"  # PreemptionMode
+    reason: str = "asked"  # PreemptionReason
+    host_blocks_needed: Count = 0
+    host_blocks_available: Count = 0
 
 
 class RequestFinished(Event, frozen=True):
@@ -273,6 +286,38 @@ class BlocksReleased(Event, frozen=True):
     block_ids: list[BlockId]
     freed_block_ids: list[BlockId]
     cached_block_ids: list[BlockId] = []
+
+
+class BlocksSwappedOut(Event, frozen=True):
+    """A preempted sequence's written blocks moved to host blocks; its whole table is gone, its KV is not.
+
+    Logical block i, for as many as are written, is now in host block `host_block_ids[i]`. Of the device's blocks
+    `freed_block_ids` reached ref count 0; of these, `cached_block_ids` keep their content for the prefix cache.
+    """
+
+    sequence_id: str
+    block_ids: list[BlockId]
+    host_block_ids: list[BlockId]
+    freed_block_ids: list[BlockId]
+    cached_block_ids: list[BlockId] = []
+
+
+class BlocksSwappedIn(Event, frozen=True):
+    """Host block `host_block_ids[i]` came back as `block_ids[i]`, logical block i of the sequence, KV and all.
+
+    A block that another of the request's sequences has brought back already is shared.
+    """
+
+    sequence_id: str
+    host_block_ids: list[BlockId]
+    block_ids: list[BlockId]
+
+
+class HostBlocksReleased(Event, frozen=True):
+    """A swapped-out sequence has ended; its host blocks are given up."""
+
+    sequence_id: str
+    host_block_ids: list[BlockId]
 
 
 # --- steps -------------------------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ class SimulatedRunner:
     def __init__(self, clock: VirtualClock, cost: StepCost) -> None:
         self._clock, self._cost = clock, cost
 
+    def swap(self, to_host: Sequence[BlockCopy], from_host: Sequence[BlockCopy]) -> None:
+        pass
+
     def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, Any]:
         self._clock.advance(self._cost.of(extents))
         return {sequence.sequence_id: _CHOICE for sequence, _, stop in extents if stop == sequence.num_tokens}
