@@ -24,7 +24,7 @@ from kvscope.engine.scheduler import Limits, Scheduler, StepPlan
 from kvscope.engine.swapping import Swapper
 from kvscope.events import types as ev
 from kvscope.events.state import MAX_FINISHED_REQUESTS, Counters, EngineState, FullState
-from kvscope.events.types import Batch, EngineInfo, Event, Phase, SamplingParams
+from kvscope.events.types import Batch, EngineInfo, EngineStatus, Event, Phase, SamplingParams
 from kvscope.transport.publisher import EventSink
 
 MAX_CHARACTERS_PER_TOKEN = 128  # the longest tokens of real vocabularies are runs of this many spaces
@@ -64,7 +64,7 @@ class Engine:
         self.info = info
         self.epoch = secrets.token_bytes(16)
         self.step_number = 0
-        self.status = "running"
+        self.status: EngineStatus = "running"
         self.counters = Counters()
         self.requests: dict[str, Request] = {}
         self.finished_order: list[str] = []
@@ -372,7 +372,7 @@ class Engine:
     def _request_of(self, sequence: SequenceOfRequest) -> Request:
         return self.requests[sequence.sequence_id.rpartition(".")[0]]
 
-    def _change_status(self, status: str, event: Event) -> None:
+    def _change_status(self, status: EngineStatus, event: Event) -> None:
         self._begin("control")
         self.status = status
         self._events.append(event)

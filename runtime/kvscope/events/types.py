@@ -17,6 +17,7 @@ BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUM_BLOCKS)]
 
 # What we say. On the wire these are plain strings, so that a later word costs a viewer nothing.
 Phase = Literal["life", "control", "plan", "commit"]
+EngineStatus = Literal["running", "paused", "stopped"]
 FinishReason = Literal["stop", "length", "cancelled"]
 MissKind = Literal["nothing_shared", "shorter_than_block", "evicted"]
 WaitingKind = Literal["blocks", "worst_case", "watermark", "token_budget", "sequence_cap", "order"]
