@@ -1,6 +1,6 @@
 """Opens, seeks, steps back in and plays a generated recording, and prints one table.
 
-    python benchmarks/replay.py [--events 200000] [--blocks 10000] [--seqs 64] [--keyframes 32] [--seed 0]
+    python benchmarks/replay.py [--events 200000] [--blocks 10000] [--seqs 64] [--seed 0]
 
 The stream is made up but valid: every batch passes the auditor's checks of single events in `--check`. A workload of
 decoding sequences, two in eight of them forks of one prompt, so blocks are shared and copied on write; requests come
@@ -22,13 +22,13 @@ from pathlib import Path
 from kvscope.events import types as ev
 from kvscope.events.audit import check_event
 from kvscope.events.codec import encode_batch
-from kvscope.events.state import EngineState, apply_event, begin_batch
+from kvscope.events.state import EngineState, apply_batch, apply_event, begin_batch
 from kvscope.events.types import Batch, EngineInfo, Event, SamplingParams
-from kvscope.transport.recording import Recorder, ReplaySource, read_recording
-from kvscope.transport.timetravel import keyframes as keyframes_module
+from kvscope.transport.recording import Player, Recorder, ReplaySource, open_recording
 
 BLOCK_SIZE, PROMPT_TOKENS, MAX_NEW_TOKENS = 16, 200, 400
 STEP_NS = 10_000_000
+MAX_QUEUED_BYTES = 32 << 20
 
 
 class Simulation:
@@ -165,12 +165,14 @@ def generate(path: Path, args: argparse.Namespace) -> tuple[int, int]:
     num_batches = num_events = 0
     state = EngineState()
     for seq, batch in enumerate(Simulation(args.blocks, args.seqs, args.seed).batches(args.events)):
-        if args.check:
-            begin_batch(state, batch)
-            for event in batch.events:
+        while recorder.num_queued_bytes > MAX_QUEUED_BYTES:
+            time.sleep(0.01)  # unlike an engine, this can wait for the disk
+        begin_batch(state, batch)
+        for event in batch.events:
+            if args.check:
                 assert check_event(state, event) == [], event
-                state = apply_event(state, event)
-        recorder.record(seq, batch.time_ns, encode_batch(batch))
+            state = apply_event(state, event)
+        recorder.record(seq, batch.time_ns, encode_batch(batch), batch, state)
         num_batches, num_events = seq + 1, num_events + len(batch.events)
     recorder.close()
     assert recorder.error is None, recorder.error
@@ -190,21 +192,15 @@ def quantiles(seconds: list[float]) -> str:
 
 def measure(path: Path, args: argparse.Namespace) -> None:
     """Print the table; runs in a process that has only read the file."""
-    keyframes_module.MAX_KEYFRAME_BYTES = args.keyframes << 20
     rng = random.Random(args.seed)
     started = time.perf_counter()
-    recording = read_recording(path)
-    read_s = time.perf_counter() - started
+    recording = open_recording(path)
     source = ReplaySource(recording)
     player = source.player
-    source.player._walker.rewind()
-    first_end_s = timed(player.seek_end)
-    row("open: read and decode the file", f"{read_s:.2f} s")
-    row("open: last frame, without keyframes", f"{first_end_s:.2f} s  (folds everything, leaves keyframes)")
-    row("survey: usage, marks, keyframes", f"{timed(player.survey._measure):.2f} s  (in the background)")
-    row("survey: audit", f"{timed(player.survey._audit):.2f} s  (in the background)")
-    assert player.survey.findings == []
-    row("keyframes kept", f"{len(player._walker.keyframes)}")
+    player._walker.rewind()
+    player.seek_end()
+    row("open, and show the last frame", f"{time.perf_counter() - started:.2f} s")
+    player.survey.take_over(recording.columns)
     row("last frame, again", f"{1e3 * timed(lambda: (player.seek_start(), player.seek_end())):.1f} ms")
     seeks = [timed(lambda: player.seek(rng.randrange(player.length))) for _ in range(args.samples)]
     row("seek anywhere", quantiles(seeks))
@@ -214,12 +210,28 @@ def measure(path: Path, args: argparse.Namespace) -> None:
             player.seek(rng.randrange(player.length // 2, player.length))
             backs += [timed(move) for _ in range(10)]
         row(f"step back {name}", quantiles(backs))
+    row("resident memory, peak so far", peak())
+    stop = min(player.length, args.replayed)
     player.seek_start()
-    elapsed_s = timed(lambda: [player.step_forward() for _ in range(player.length)])
-    num_events = player.index.events_before[-1]
+    elapsed_s = timed(lambda: [player.step_forward() for _ in range(stop)])
+    num_events = player.index.events_before[stop]
     row("replay, with its log", f"{num_events / elapsed_s:,.0f} events/s")
-    row("resident memory, peak", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+    player.seek_start()
+    elapsed_s = timed(lambda: fold_all(player, stop))
+    row("replay, without its log", f"{num_events / elapsed_s:,.0f} events/s")
+    row("resident memory, peak", peak())
     source.close()
+
+
+def fold_all(player: Player, stop: int) -> None:
+    """Fold every event from the start, as `check` does, with none of them on show."""
+    state = EngineState()
+    for position in range(stop):
+        state = apply_batch(state, player.index.batch(position))
+
+
+def peak() -> str:
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
 
 
 def row(name: str, value: str) -> None:
@@ -231,7 +243,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--blocks", type=int, default=10_000)
     parser.add_argument("--seqs", type=int, default=64, help="decoding at once")
-    parser.add_argument("--keyframes", type=int, default=32, help="MiB for keyframes beyond the first 64")
+    parser.add_argument("--replayed", type=int, default=5000, help="batches of the replay that are timed")
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", action="store_true", help="audit every event while generating")

@@ -296,7 +296,7 @@ def test_the_recorder_gets_every_batch(lab) -> None:
     kept: list[tuple[int, int, bytes]] = []
 
     class Keeper:
-        def record(self, seq: int, log_time_ns: int, payload: bytes) -> None:
+        def record(self, seq: int, log_time_ns: int, payload: bytes, *_: object) -> None:
             kept.append((seq, log_time_ns, payload))
 
         def record_keyframe(self, seq: int, log_time_ns: int, state: bytes) -> None:

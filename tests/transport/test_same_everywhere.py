@@ -38,7 +38,7 @@ class MirrorRecorder:
         self.recorder, self.by_seq = recorder, {}
         self.publisher = None
 
-    def record(self, seq: int, log_time_ns: int, payload: bytes) -> None:
+    def record(self, seq: int, log_time_ns: int, payload: bytes, *_: object) -> None:
         self.by_seq[seq] = digest(self.publisher._mirror)
         self.recorder.record(seq, log_time_ns, payload)
 

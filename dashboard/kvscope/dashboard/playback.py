@@ -12,7 +12,7 @@ from kvscope.dashboard.strips import Part, columns, make_strip, measure
 from kvscope.events.notable import Notable
 from kvscope.transport.timetravel import Player
 
-SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0)
 LABEL_WIDTH = 7
 MIN_BAR_WIDTH = 8
 KEYS_HINT = "space play  n b batch  N B step  e E event  ] [ notable  t go to "
@@ -73,7 +73,7 @@ def read_moment(player: Player) -> Moment:
         position=position,
         length=player.length,
         event=event,
-        num_events=len(index.batch(position).events) if event else 0,
+        num_events=index.num_events(position) if event else 0,
         step=index.steps[last] if last >= 0 else 0,
         last_step=index.steps[-1] if len(index) else 0,
         time_ns=index.times_ns[last] if last >= 0 else 0,

@@ -63,9 +63,9 @@ def attach(
 
 def replay(recording: Path, flags: ScreenFlags) -> int:
     """Watch a recording. Raises RecordingError for a file that cannot be read, or CommandError."""
-    from kvscope.transport.recording import ReplaySource, read_recording
+    from kvscope.transport.recording import ReplaySource, open_recording
 
-    batches = read_recording(recording)
+    batches = open_recording(recording)
     require_terminal("replay", "the recording is an MCAP file that any MCAP reader opens")
     return open_dashboard(ReplaySource(batches), recording.name, flags)
 

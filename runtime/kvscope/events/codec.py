@@ -91,7 +91,7 @@ def decode_state(payload: bytes, *, printable: bool = False) -> EngineState:
         state = msgspec.convert(fields, EngineState)
     except (msgspec.ValidationError, RecursionError) as error:
         raise DecodeError(f"not an engine state: {error}") from None
-    _check_shape(state)
+    check_shape(state)
     return state
 
 
@@ -140,13 +140,13 @@ def _convert_event(fields: Any) -> Event | None:
     try:
         event: Event = msgspec.convert(fields, event_class)
         if isinstance(event, FullState):
-            _check_shape(event.state)
+            check_shape(event.state)
     except (msgspec.ValidationError, DecodeError, RecursionError):
         return None
     return event
 
 
-def _check_shape(state: EngineState) -> None:
+def check_shape(state: EngineState) -> None:
     num_blocks = state.info.num_blocks if state.info is not None else 0
     if len(state.ref_counts) != num_blocks or len(state.written_slots) != num_blocks:
         raise DecodeError("engine state: the block lists do not have the pool's length")

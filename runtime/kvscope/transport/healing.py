@@ -12,8 +12,8 @@ def receivable(batch: Batch) -> Batch:
     Events before a full state build on batches that nobody received: folding them would report faults that did not
     happen.
     """
-    places = [index for index, event in enumerate(batch.events) if isinstance(event, FullState)]
-    if not places:
+    if FullState not in map(type, batch.events):
         return batch
+    places = [index for index, event in enumerate(batch.events) if isinstance(event, FullState)]
     dropped = [event for event in batch.events[: places[-1]] if isinstance(event, BatchesDropped)]
     return msgspec.structs.replace(batch, events=(*dropped, *batch.events[places[-1] :]))

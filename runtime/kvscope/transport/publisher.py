@@ -55,7 +55,9 @@ class Snapshot(NamedTuple):
 class BatchSink(Protocol):
     """What keeps batches: a recorder. Neither call may block."""
 
-    def record(self, seq: int, log_time_ns: int, payload: bytes) -> None: ...
+    def record(
+        self, seq: int, log_time_ns: int, payload: bytes, batch: Batch | None = None, state: EngineState | None = None
+    ) -> None: ...
     def record_keyframe(self, seq: int, log_time_ns: int, state: bytes) -> None: ...
 
 
@@ -264,7 +266,8 @@ class Publisher:
         if self._recorder is None:
             return
         if payload is not None:
-            self._recorder.record(seq, self._log_time_ns(batch.time_ns), payload)
+            state = self._mirror if self._mirror_is_sound else None
+            self._recorder.record(seq, self._log_time_ns(batch.time_ns), payload, receivable(batch), state)
         elif self._mirror_is_sound:
             self._recorder.record_keyframe(seq, self._log_time_ns(batch.time_ns), encode_state(self._mirror))
 

@@ -3,6 +3,7 @@
 import time
 
 from kvscope.events.codec import encode_batch
+from kvscope.events.state import EngineState, apply_batch
 from kvscope.events.types import Batch, EngineStarted
 from kvscope.transport.recording import Recorder
 
@@ -17,6 +18,7 @@ class RecordingSink:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._state = EngineState()  # for the recording's index and checkpoints
         self._seq = 0
         self._wall_time_ns = 0
 
@@ -27,7 +29,9 @@ class RecordingSink:
             (started,) = batch.events
             assert isinstance(started, EngineStarted)
             self._wall_time_ns = started.wall_time_ns
-        self._recorder.record(self._seq, self._wall_time_ns + batch.time_ns, encode_batch(batch))
+        self._state = apply_batch(self._state, batch)
+        payload = encode_batch(batch)
+        self._recorder.record(self._seq, self._wall_time_ns + batch.time_ns, payload, batch, self._state)
         self._seq += 1
         return True
 

@@ -5,6 +5,9 @@ metadata  "kvscope": kvscope_version, schema_version
 chunks    zstd with CRC; messages in batch order:
             channel "keyframe"  a full state: first if recording began in mid-life, or where a batch was too large
             channel "events"    one batch, as on the wire
+            channel "checkpoint"  now and then, the state after the batch before it, to start a look back from: what
+                                  differs from an earlier one, or all of it
+attach    "kvscope.index": what `columns` describes, in parts
 message   sequence = the batch's number modulo 2**32, log_time = wall clock in ns
 """
 
@@ -12,6 +15,8 @@ PROFILE = "kvscope"
 METADATA_NAME = "kvscope"
 EVENTS_CHANNEL = "events"
 KEYFRAME_CHANNEL = "keyframe"
+CHECKPOINT_CHANNEL = "checkpoint"
+INDEX_NAME = "kvscope.index"
 MESSAGE_ENCODING = "msgpack"
 
 SEQUENCE_MODULUS = 1 << 32  # MCAP's message sequence has 32 bits

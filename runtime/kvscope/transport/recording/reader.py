@@ -107,7 +107,7 @@ class _Parser:
         if isinstance(record, DataEnd | Footer):
             self._has_data_end = True
         elif isinstance(record, Chunk):
-            for inner in _unpack_chunk(record):
+            for inner in unpack_chunk(record):
                 self._take_inner(inner)
         elif isinstance(record, Message) and not self._has_data_end:
             raise RecordingError("a message outside of a chunk has no checksum")
@@ -158,7 +158,7 @@ class _Parser:
         return f"ends abruptly{'' if last is None else f' after batch {last}'} ({reason})"
 
 
-def _unpack_chunk(chunk: Chunk) -> Iterator[McapRecord]:
+def unpack_chunk(chunk: Chunk) -> Iterator[McapRecord]:
     """The records inside, once their size and checksum are known to be right."""
     if chunk.uncompressed_size > MAX_CHUNK_BYTES:
         raise RecordingError(f"a chunk claims {chunk.uncompressed_size} bytes; the limit is {MAX_CHUNK_BYTES}")

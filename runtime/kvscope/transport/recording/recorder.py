@@ -17,10 +17,18 @@ from typing import BinaryIO, NamedTuple
 
 from mcap.writer import CompressionType, Writer
 
-from kvscope.events.types import SCHEMA_VERSION
+from kvscope.events.checkpoint import encode_checkpoint
+from kvscope.events.keyframe import Keyframe
+from kvscope.events.notable import most_notable
+from kvscope.events.state import EngineState
+from kvscope.events.types import SCHEMA_VERSION, Batch
+from kvscope.transport.recording.columns import PART_BATCHES, BatchColumns, Mark
+from kvscope.transport.recording.deltas import DeltaPacker
 from kvscope.transport.recording.format import (
+    CHECKPOINT_CHANNEL,
     CHUNK_BYTES,
     EVENTS_CHANNEL,
+    INDEX_NAME,
     KEYFRAME_CHANNEL,
     MAX_KEYFRAME_BYTES,
     MESSAGE_ENCODING,
@@ -34,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.1
 MAX_QUEUED_BYTES = 256 << 20
+NO_LIMIT = 1 << 62
+CHECKPOINT_EVENTS = 1 << 13  # at least so many between two, and no fewer bytes than a checkpoint has
 _NOT_A_FILE = "cannot write {}: not a file; a recording is read from its end, so that it cannot go through a pipe"
 
 
@@ -42,6 +52,8 @@ class _Message(NamedTuple):
     seq: int
     log_time_ns: int
     data: bytes
+    mark: Mark | None = None
+    checkpoint: Keyframe | None = None
 
 
 class Recorder:
@@ -55,13 +67,36 @@ class Recorder:
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_queued_bytes = 0
+        self._events_since = self._bytes_since = self._num_blocks = 0
+        self._columns: BatchColumns | None = BatchColumns()  # None: a batch came without what an index needs
+        self._packer = DeltaPacker()
+        self._num_batches = self._num_chunks = self._chunk_bytes = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="kvscope-recorder", daemon=True)
         self._thread.start()
 
-    def record(self, seq: int, log_time_ns: int, payload: bytes) -> None:
-        """Keep one batch. Never blocks."""
-        self._put(_Message(EVENTS_CHANNEL, seq, log_time_ns, payload))
+    def record(
+        self, seq: int, log_time_ns: int, payload: bytes, batch: Batch | None = None, state: EngineState | None = None
+    ) -> None:
+        """Keep one batch. Never blocks. With the batch and the state after it, the file gets an index and checkpoints.
+
+        O(pool) for each batch, in C: what is held after it is counted.
+        """
+        mark = checkpoint = None
+        if batch is not None and state is not None:
+            held = len(state.ref_counts) - state.ref_counts.count(0)
+            mark = Mark(batch.step, batch.time_ns, len(batch.events), held, most_notable(batch))
+            self._num_blocks = max(self._num_blocks, len(state.ref_counts))
+            checkpoint = self._checkpoint(len(batch.events), len(payload), state)
+        self._put(_Message(EVENTS_CHANNEL, seq, log_time_ns, payload, mark, checkpoint))
+
+    def _checkpoint(self, num_events: int, num_bytes: int, state: EngineState) -> Keyframe | None:
+        self._events_since += num_events
+        self._bytes_since += num_bytes
+        if self._events_since < CHECKPOINT_EVENTS or self._bytes_since < 2 * len(state.ref_counts):
+            return None
+        self._events_since = self._bytes_since = 0
+        return Keyframe(state)
 
     def record_keyframe(self, seq: int, log_time_ns: int, state: bytes) -> None:
         """Keep the state after batch `seq`, because the batches before it are not in the recording. Never blocks."""
@@ -114,12 +149,13 @@ class Recorder:
             self._stream.close()
 
     def _write_all(self) -> None:
-        writer = Writer(self._stream, CHUNK_BYTES, CompressionType.ZSTD, enable_crcs=True, enable_data_crcs=True)
+        # Chunks are ended here, not by the writer, so that the index knows which one a batch is in.
+        writer = Writer(self._stream, NO_LIMIT, CompressionType.ZSTD, enable_crcs=True, enable_data_crcs=True)
         writer.start(profile=PROFILE, library=f"kvscope {_version()}")
         writer.add_metadata(METADATA_NAME, {"kvscope_version": _version(), "schema_version": str(SCHEMA_VERSION)})
         channels = {
             name: writer.register_channel(name, MESSAGE_ENCODING, schema_id=0)
-            for name in (EVENTS_CHANNEL, KEYFRAME_CHANNEL)
+            for name in (EVENTS_CHANNEL, KEYFRAME_CHANNEL, CHECKPOINT_CHANNEL)
         }
         self._flush(writer)
         while (message := self._queue.get()) is not None and self.error is None:
@@ -128,6 +164,7 @@ class Recorder:
             if is_last:
                 break
         if self.error is None:
+            self._write_index(writer)
             writer.finish()  # type: ignore[no-untyped-call] # mcap ships it without annotations
             self._sync()
 
@@ -146,16 +183,50 @@ class Recorder:
     def _write(self, writer: Writer, channels: dict[str, int], message: _Message) -> None:
         with self._lock:
             self._num_queued_bytes -= len(message.data)
+        self._index(message)
+        self._add(writer, channels[message.channel], message, message.data)
+        if message.checkpoint is not None and self._columns is not None:
+            self._columns.checkpoints.append(self._num_batches)
+            self._columns.checkpoint_chunks.append(self._num_chunks)
+            raw = encode_checkpoint(message.checkpoint.restore())
+            self._add(writer, channels[CHECKPOINT_CHANNEL], message, self._packer.pack(message.seq, raw))
+        if self._chunk_bytes >= CHUNK_BYTES:
+            self._end_chunk(writer)
+        if self._columns is not None and len(self._columns) >= PART_BATCHES:
+            self._end_chunk(writer)
+            self._write_index(writer)
+
+    def _add(self, writer: Writer, channel: int, message: _Message, data: bytes) -> None:
+        self._chunk_bytes += len(data)
         writer.add_message(
-            channels[message.channel],
+            channel,
             log_time=message.log_time_ns,
-            data=message.data,
+            data=data,
             publish_time=message.log_time_ns,
             sequence=message.seq % SEQUENCE_MODULUS,
         )
 
-    def _flush(self, writer: Writer) -> None:
+    def _index(self, message: _Message) -> None:
+        """A row for a batch, or for the full state that stands in the place of some; not for the first state."""
+        if message.mark is not None and self._columns is not None:
+            self._columns.add(message.seq, message.mark, self._num_chunks)
+            self._num_batches += 1
+        elif message.channel == EVENTS_CHANNEL or self._num_batches:
+            self._columns = None
+
+    def _write_index(self, writer: Writer) -> None:
+        if self._columns is not None:
+            self._columns.num_blocks = self._num_blocks
+            writer.add_attachment(0, 0, INDEX_NAME, "application/octet-stream", self._columns.encode())
+            self._columns = BatchColumns()
+
+    def _end_chunk(self, writer: Writer) -> None:
+        self._num_chunks += self._chunk_bytes > 0
+        self._chunk_bytes = 0
         writer.flush()  # type: ignore[no-untyped-call] # the same
+
+    def _flush(self, writer: Writer) -> None:
+        self._end_chunk(writer)
         self._sync()
 
     def _sync(self) -> None:

@@ -56,7 +56,7 @@ class Tap:
         """One batch was applied."""
         if self._recorder is None:
             return
-        self._recorder.record(seq, state.wall_time_ns + batch.time_ns, encode_batch(batch))
+        self._recorder.record(seq, state.wall_time_ns + batch.time_ns, encode_batch(batch), batch, state)
         self.num_batches += 1
         self.num_events += len(batch.events)
         self._last_seq, self._last_at = seq, time.monotonic()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
+from kvscope.transport.timetravel.track import IndexedTrack
 
 MAX_KEYFRAMES = 64  # and more of them, as long as they are small:
 MAX_KEYFRAME_BYTES = 32 << 20
@@ -27,11 +28,14 @@ class Keyframes:
         max_count: int | None = None,
         max_bytes: int | None = None,
         spacing: int | None = None,
+        stored: IndexedTrack | None = None,
     ) -> None:
+        """With `stored` ones no others are kept, but for the trail: they would each hold their own copy of the text."""
         self._events_before = events_before
         self._max_count = MAX_KEYFRAMES if max_count is None else max_count
         self._max_bytes = MAX_KEYFRAME_BYTES if max_bytes is None else max_bytes
         self._spacing = MIN_SPACING_EVENTS if spacing is None else spacing
+        self._stored = stored if stored is not None and len(stored.columns.checkpoints) else None
         self._lock = threading.Lock()
         self._kept = dict(given)
         self._positions = sorted(self._kept)
@@ -43,7 +47,7 @@ class Keyframes:
 
     def offer(self, position: int, state: EngineState) -> None:
         """Keep a copy of the state after `position` batches, if there is none near it."""
-        if not self._is_wanted(position):
+        if self._stored is not None or not self._is_wanted(position):
             return
         keyframe = Keyframe(state)
         with self._lock:
@@ -71,6 +75,22 @@ class Keyframes:
             found = [(kept, self._kept[kept]) for kept in self._positions[index - 1 : index] if index]
             found += [kept for kept in self._trail if kept[0] <= position]
         return max(found, key=lambda kept: kept[0], default=None)
+
+    def stored_before(self, position: int) -> int:
+        """Where the last checkpoint of the recording at or before `position` is; 0: nowhere."""
+        if self._stored is None:
+            return 0
+        positions = self._stored.columns.checkpoints
+        index = bisect_right(positions, position)
+        return positions[index - 1] if index else 0
+
+    def read_stored(self, position: int) -> EngineState | None:
+        """The state there, for the caller to fold on; None when it cannot be read."""
+        assert self._stored is not None
+        try:
+            return self._stored.checkpoint(bisect_left(self._stored.columns.checkpoints, position))
+        except ValueError:  # of a foreign file; an earlier place is as good
+            return None
 
     def _is_wanted(self, position: int) -> bool:
         with self._lock:

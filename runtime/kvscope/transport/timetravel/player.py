@@ -8,7 +8,7 @@ from kvscope.transport.source import Control, Status, View
 from kvscope.transport.timetravel.keyframes import Keyframes
 from kvscope.transport.timetravel.signposts import Signposts
 from kvscope.transport.timetravel.survey import Survey
-from kvscope.transport.timetravel.track import FrozenTrack, Place, Track, TrackIndex
+from kvscope.transport.timetravel.track import FrozenTrack, IndexedTrack, Place, Track, TrackIndex
 from kvscope.transport.timetravel.walker import UnfitBatchError, Walker
 from kvscope.transport.timetravel.watch import Matches, admits, changes_block, lets_go_of, preempts
 
@@ -28,8 +28,9 @@ class Player:
     def __init__(self, track: Track, view: View, *, status: Status = Status.REPLAY) -> None:
         self.index = TrackIndex(track)
         self.length = len(self.index)
+        stored = track if isinstance(track, IndexedTrack) else None
         given = track.keyframes if isinstance(track, FrozenTrack) else ()
-        keyframes = Keyframes(self.index.events_before, given=given)
+        keyframes = Keyframes(self.index.events_before, given=given, stored=stored)
         self.survey = Survey(track, self.index, keyframes, self._show_findings)
         self._signposts = Signposts(self.index, self.survey)
         self._walker = Walker(track, self.index, keyframes, view)
@@ -208,7 +209,7 @@ class Player:
         position = min(max(place.position, 0), self.length)
         if position != place.position or position == self.length:
             return Place(position)
-        num_events = len(self.index.batch(position).events)
+        num_events = self.index.num_events(position)
         return place if 0 <= place.event < num_events else Place(position + (place.event > 0))
 
     def _advance(self, num_events: int | None = None) -> bool:

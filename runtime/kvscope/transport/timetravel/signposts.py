@@ -27,7 +27,7 @@ class Signposts:
         if here.position == 0:
             return None
         before = here.position - 1
-        return Place(before, max(self._num_events(before) - 1, 0))
+        return Place(before, max(self._index.num_events(before) - 1, 0))
 
     def engine_step(self, here: Place) -> Place | None:
         """The end of the engine step that comes next, or has begun."""
@@ -75,7 +75,4 @@ class Signposts:
 
     def after_event(self, position: int, event: int) -> Place:
         """The moment just after event number `event` (from 0) of the batch after `position`."""
-        return Place(position, event + 1) if event + 1 < self._num_events(position) else Place(position + 1)
-
-    def _num_events(self, position: int) -> int:
-        return len(self._index.batch(position).events)
+        return Place(position, event + 1) if event + 1 < self._index.num_events(position) else Place(position + 1)

@@ -16,7 +16,7 @@ from kvscope.events.notable import Notable, most_notable
 from kvscope.events.state import EngineState, FullState, apply_event, begin_batch
 from kvscope.events.types import Event
 from kvscope.transport.timetravel.keyframes import Keyframes
-from kvscope.transport.timetravel.track import Place, Track, TrackIndex
+from kvscope.transport.timetravel.track import Columns, IndexedTrack, Place, Track, TrackIndex
 
 WORK_S, REST_S = 0.004, 0.002  # so that the screen, in the same interpreter, stays quick
 
@@ -27,7 +27,7 @@ class Survey:
     def __init__(
         self, track: Track, index: TrackIndex, keyframes: Keyframes, on_finding: Callable[[], None] | None = None
     ) -> None:
-        self.held, self.kinds = array("l"), bytearray()
+        self.held, self.kinds = array("q"), bytearray()
         self.num_blocks = 0
         self.findings: list[Finding] = []
         self.num_audited = 0  # batches
@@ -48,9 +48,17 @@ class Survey:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def take_over(self, columns: Columns) -> bool:
+        """What a recording's index knows already; False when it knows nothing of the kind."""
+        if len(columns.held) < len(self._index):
+            return False
+        self.held, self.kinds, self.num_blocks = columns.held, bytearray(columns.kinds), columns.num_blocks
+        return True
+
     def run(self) -> None:
         """Both passes, in the caller's thread. A batch that cannot be folded ends them."""
-        for look in (self._measure, self._audit):
+        is_measured = isinstance(self._track, IndexedTrack) and self.take_over(self._track.columns)
+        for look in (self._audit,) if is_measured else (self._measure, self._audit):
             try:
                 look()
             except Exception:  # the player says what is wrong, when it gets there

@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
@@ -26,6 +26,28 @@ class Track(Protocol):
     def num_refused_events(self) -> int: ...
     @property
     def missing(self) -> str | None: ...
+
+
+class Columns(Protocol):
+    """What is known of a track without decoding a batch; `held` and `kinds` may be empty."""
+
+    seqs: "array[int]"
+    steps: "array[int]"
+    times_ns: "array[int]"
+    num_events: "array[int]"
+    held: "array[int]"
+    kinds: "array[int]"
+    checkpoints: "array[int]"
+    num_blocks: int
+
+
+@runtime_checkable
+class IndexedTrack(Track, Protocol):
+    """A track on disk; `checkpoint(k)` is the state after `columns.checkpoints[k]` batches."""
+
+    @property
+    def columns(self) -> Columns: ...
+    def checkpoint(self, number: int) -> EngineState: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,12 +74,17 @@ class TrackIndex:
 
     def __init__(self, track: Track) -> None:
         self._track = track
+        if isinstance(track, IndexedTrack):
+            columns = track.columns
+            self.seqs, self.steps, self.times_ns = columns.seqs, columns.steps, columns.times_ns
+            self.events_before = array("q", accumulate(columns.num_events, initial=0))
+            return
         batches = track.batches
         self.seqs = array("q", (seq for seq, _ in batches))
         self.steps = array("q", (batch.step for _, batch in batches))
         self.times_ns = array("q", (batch.time_ns for _, batch in batches))
         # events before batch i; its last entry is the number of all events
-        self.events_before = array("q", accumulate((len(batch.events) for _, batch in batches), initial=0))
+        self.events_before = array("q", accumulate((len(receivable(batch).events) for _, batch in batches), initial=0))
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -65,6 +92,10 @@ class TrackIndex:
     def batch(self, position: int) -> Batch:
         """The batch after place `position`, as a receiver folds it."""
         return receivable(self._track.batches[position][1])
+
+    def num_events(self, position: int) -> int:
+        """Of the batch after place `position`."""
+        return self.events_before[position + 1] - self.events_before[position]
 
     def seq_at(self, position: int) -> int | None:
         """The number of the last of `position` batches."""

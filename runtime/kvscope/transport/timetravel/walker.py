@@ -43,15 +43,15 @@ class Walker:
             UnfitBatchError: it cannot be folded; the state on show is then half of it, and `go` must replace it.
         """
         position, first = self.place
-        batch = self.index.batch(position)
-        stop = len(batch.events) if num_events is None else min(first + num_events, len(batch.events))
+        count = self.index.num_events(position)
+        stop = count if num_events is None else min(first + num_events, count)
         seq = self.index.seqs[position]
         try:
-            self._view.advance(seq, batch, first, stop)
+            self._view.advance(seq, self.index.batch(position), first, stop)
         except Exception as error:
             self._is_whole = False
             raise UnfitBatchError(position, seq, error) from None
-        self.place = Place(position + 1) if stop == len(batch.events) else Place(position, stop)
+        self.place = Place(position + 1) if stop == count else Place(position, stop)
         if self.place.event == 0:
             self.keyframes.offer(position + 1, self._view.state)
 
@@ -78,8 +78,9 @@ class Walker:
         self, state: EngineState, position: int, entries: list[LogEntry] | None, stop: int | None = None
     ) -> EngineState:
         """Fold one batch, or its events up to `stop`; their lines are added to `entries`, if there is such a list."""
-        batch, seq = self.index.batch(position), self.index.seqs[position]
+        seq = self.index.seqs[position]
         try:
+            batch = self.index.batch(position)
             begin_batch(state, batch)
             if entries is not None:
                 state, told = tell(state, seq, batch, 0, stop)
@@ -93,9 +94,12 @@ class Walker:
 
     def _begin_at(self, position: int) -> tuple[int, EngineState]:
         nearest = self.keyframes.nearest(position) or (0, self._initial)
+        stored = self.keyframes.stored_before(position)
         here = self.place.position
-        if self._is_whole and not self.place.event and nearest[0] < here <= position:
+        if self._is_whole and not self.place.event and max(nearest[0], stored) < here <= position:
             nearest = here, Keyframe(self._view.state)
+        elif nearest[0] < stored and (state := self.keyframes.read_stored(stored)) is not None:
+            return stored, state
         return nearest[0], nearest[1].restore()
 
     def _log_to_keep(self, place: Place) -> tuple[list[LogEntry], int, int]:

@@ -1,0 +1,146 @@
+"""A recording that stays on disk shows what one read into memory shows, and never anything else."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvscope.events.checkpoint import decode_checkpoint, encode_checkpoint
+from kvscope.events.codec import DecodeError, encode_batch, encode_state
+from kvscope.events.keyframe import Keyframe
+from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.types import Batch
+from kvscope.transport.recording import Recorder, ReplaySource, open_recording, read_recording
+from kvscope.transport.recording import recorder as recorder_module
+from kvscope.transport.recording.deltas import DeltaPacker, parse_packed, unpack
+from kvscope.transport.recording.stored import StoredRecording
+from kvscope.transport.timetravel import Place
+
+
+@pytest.fixture
+def batches(make_stream) -> list[Batch]:
+    return make_stream(4).take(400)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recording with a checkpoint every few batches, in many chunks and several parts of the index."""
+    monkeypatch.setattr(recorder_module, "CHECKPOINT_EVENTS", 20)
+    monkeypatch.setattr(recorder_module, "CHUNK_BYTES", 4000)
+    monkeypatch.setattr(recorder_module, "PART_BATCHES", 50)
+    recorder, state = Recorder(tmp_path / "run.mcap"), EngineState()
+    for seq, batch in enumerate(batches):
+        state = apply_batch(state, batch)
+        recorder.record(seq, batch.time_ns, encode_batch(batch), batch, state)
+    recorder.close()
+    assert recorder.error is None
+    return tmp_path / "run.mcap"
+
+
+def states_of(batches: list[tuple[int, Batch]]) -> list[bytes]:
+    """The state after 0, 1, ... batches, as bytes: a fold goes on changing it."""
+    state, found = EngineState(), [encode_state(EngineState())]
+    for _, batch in batches:
+        state = apply_batch(state, batch)
+        found.append(encode_state(state))
+    return found
+
+
+def test_the_same_batches_and_states(recorded: Path) -> None:
+    stored, whole = open_recording(recorded), read_recording(recorded)
+    assert isinstance(stored, StoredRecording)
+    assert list(stored.batches) == whole.batches
+    assert stored.missing is None
+    states, positions = states_of(whole.batches), stored.columns.checkpoints
+    assert len(positions) > 16  # some are differences
+    for number in Random(1).sample(range(len(positions)), len(positions)):
+        assert encode_state(stored.checkpoint(number)) == states[positions[number]]
+    assert list(stored.columns.num_events) == [len(batch.events) for _, batch in whole.batches]
+    stored.close()
+
+
+def test_every_moment_in_any_order(recorded: Path) -> None:
+    stored = open_recording(recorded)
+    states = states_of(read_recording(recorded).batches)
+    source = ReplaySource(stored)
+    source.player._walker.rewind()
+    for position in Random(2).choices(range(len(states)), k=60):
+        source.player.seek(position)
+        assert source.player.place == Place(position)
+        assert encode_state(source.view.state) == states[position]
+
+
+def test_the_index_knows_what_a_survey_finds(recorded: Path) -> None:
+    told, found = ReplaySource(open_recording(recorded)).player.survey, ReplaySource(read_recording(recorded))
+    found.player.survey.run()
+    told.run()
+    assert list(told.held) == list(found.player.survey.held)
+    assert told.kinds == found.player.survey.kinds
+    assert told.num_blocks == found.player.survey.num_blocks
+
+
+def test_a_flipped_bit_is_never_believed(recorded: Path, tmp_path: Path) -> None:
+    """Whatever is damaged: what opens is a beginning of what was written."""
+    data, whole, random = recorded.read_bytes(), read_recording(recorded).batches, Random(3)
+    damaged = tmp_path / "damaged.mcap"
+    for _ in range(60):
+        changed = bytearray(data)
+        changed[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        damaged.write_bytes(changed)
+        try:
+            found = open_recording(damaged)
+        except ValueError:
+            continue
+        batches = list(found.batches)
+        assert batches == whole[: len(batches)]
+        assert len(batches) == len(whole) or found.missing
+
+
+def test_a_torn_one_is_read_up_to_where_it_ends(recorded: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "torn.mcap"
+    torn.write_bytes(recorded.read_bytes()[:-200])
+    found = open_recording(torn)
+    assert list(found.batches) == read_recording(recorded).batches
+    assert found.missing is not None
+
+
+def test_without_the_states_there_is_no_index(tmp_path: Path, batches: list[Batch]) -> None:
+    recorder = Recorder(tmp_path / "plain.mcap")
+    for seq, batch in enumerate(batches[:5]):
+        recorder.record(seq, batch.time_ns, encode_batch(batch))
+    recorder.close()
+    assert not isinstance(open_recording(tmp_path / "plain.mcap"), StoredRecording)
+
+
+def test_not_a_checkpoint() -> None:
+    state = EngineState()
+    assert decode_checkpoint(encode_checkpoint(state)) == state
+    for junk in (b"", b"\xc0", encode_checkpoint(state)[:-1]):
+        with pytest.raises(DecodeError):
+            decode_checkpoint(junk)
+
+
+def test_differences_come_back_whole() -> None:
+    random, packer = Random(4), DeltaPacker()
+    raw = bytearray(random.randbytes(50_000))
+    base = bytes(raw)
+    assert unpack(parse_packed(packer.pack(0, base)), b"") == base
+    raw[100:110] = b"0123456789"
+    packed = packer.pack(1, bytes(raw))
+    assert len(packed) < 1000
+    assert unpack(parse_packed(packed), base) == bytes(raw)
+    with pytest.raises(ValueError, match="damaged"):
+        unpack(parse_packed(packed), bytes(reversed(base)))
+
+
+def test_text_of_a_checkpoint_is_made_printable(batches: list[Batch]) -> None:
+    state = EngineState()
+    for batch in batches[:60]:
+        state = apply_batch(state, batch)
+    request = next(iter(state.requests.values()))
+    request.prompt = "a\x1b]52;c;x\x07"
+    request.sequences[0].pieces.append("\x9b1m")
+    found = decode_checkpoint(encode_checkpoint(Keyframe(state).restore()))
+    shown = found.requests[request.request_id]
+    assert shown.prompt == "a␛]52;c;x␇"
+    assert shown.sequences[0].pieces[-1] == "\ufffd1m"
