@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
+HEAVY = ("torch", "triton", "transformers", "tokenizers", "safetensors")
 _PROBE = """
 import importlib, json, pkgutil, sys
 for name in sys.argv[1:]:
@@ -55,7 +55,7 @@ def test_the_engines_bookkeeping_is_plain_python(name: str) -> None:
 
 
 def test_the_command_line_starts_without_screen_sockets_or_tensors() -> None:
-    assert modules_after_importing("kvscope.dashboard.cli").isdisjoint({*HEAVY, "textual", "zmq", "mcap"})
+    assert modules_after_importing("kvscope.dashboard.cli").isdisjoint({*HEAVY, "numpy", "textual", "zmq", "mcap"})
 
 
 def test_kernels_load_nothing_of_the_rest() -> None:

@@ -195,7 +195,7 @@ def test_a_full_last_block_is_never_copied(real_engine: Any, tiny: LoadedModel) 
     fixture.engine.step()
     assert table(fixture, "r.0") == [0, 1, 2]
     assert table(fixture, "r.1") == [0, 1, 3]
-    assert fixture.sink.auditor.state.ref_counts[:4] == [2, 2, 1, 1]
+    assert list(fixture.sink.auditor.state.ref_counts[:4]) == [2, 2, 1, 1]
     fixture.run()
     assert fixture.engine.counters.copies == 0
 

@@ -38,18 +38,18 @@ def test_reserved_then_written_are_two_facts(pool: Auditor, batch_of: MakeBatch)
 def test_share_copy_and_release(pool: Auditor, batch_of: MakeBatch) -> None:
     share = ev.BlocksShared(sequence_id="r1.1", from_sequence_id="r1.0", block_ids=[0, 1])
     state = fold(pool, batch_of, allocate("r1.0", [0, 1]), write("r1.0", 0, 6), share)
-    assert state.ref_counts[:3] == [2, 2, 0]
+    assert list(state.ref_counts[:3]) == [2, 2, 0]
     assert state.sequence("r1.1").num_written == 6
     copied = ev.BlockCopied(sequence_id="r1.0", logical_block=1, source_block=1, target_block=2, num_slots=2)
     state = fold(pool, batch_of, copied)
-    assert state.ref_counts[:3] == [2, 1, 1]
-    assert state.written_slots[:3] == [4, 2, 2]
+    assert list(state.ref_counts[:3]) == [2, 1, 1]
+    assert list(state.written_slots[:3]) == [4, 2, 2]
     assert state.sequence("r1.0").block_table == [0, 2]
     assert state.sequence("r1.1").block_table == [0, 1]
     assert state.holders(0) == [("r1.0", 0), ("r1.1", 0)]
     state = fold(pool, batch_of, ev.BlocksReleased(sequence_id="r1.0", block_ids=[0, 2], freed_block_ids=[2]))
-    assert state.ref_counts[:3] == [1, 1, 0]
-    assert state.written_slots[:3] == [4, 2, 0]
+    assert list(state.ref_counts[:3]) == [1, 1, 0]
+    assert list(state.written_slots[:3]) == [4, 2, 0]
     assert state.counters.copies == 1
 
 

@@ -2,9 +2,9 @@
 
 import hashlib
 
-import msgspec
 import pytest
 
+from kvscope.events.codec import encode_state
 from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording import Recorder, ReplaySource, read_recording
@@ -14,7 +14,7 @@ NUM_EVENTS, BURST = 100_000, 400
 
 
 def digest(state: EngineState) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode(state)).digest()
+    return hashlib.sha256(encode_state(state)).digest()
 
 
 class Digests:

@@ -11,6 +11,7 @@ import pytest
 
 from kvscope.events import types as ev
 from kvscope.events.codec import encode_state
+from kvscope.events.columns import Column
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.notable import notable
 from kvscope.events.state import EngineState, FullState, RequestState, SequenceState, begin_batch
@@ -204,7 +205,7 @@ def test_a_keyframe_shares_nothing_that_changes(stream) -> None:
 
 
 def test_a_keyframe_holds_any_number() -> None:
-    state = EngineState(ref_counts=[0, 300, 1], written_slots=[0, 1 << 62, 4])
+    state = EngineState(ref_counts=Column([0, 300, 1]), written_slots=Column([0, 1 << 30, -4]))
     assert Keyframe(state).restore() == state
 
 
@@ -212,7 +213,7 @@ def test_keyframes_are_few_and_evenly_spread() -> None:
     events_before = range(0, 1_000_001, 10)
     kept = Keyframes(events_before, max_count=64, max_bytes=0, spacing=1024)
     for position in range(1, len(events_before)):
-        kept.offer(position, EngineState(ref_counts=[0]))
+        kept.offer(position, EngineState(ref_counts=Column([0])))
     assert 32 <= len(kept) <= 64
     positions = [kept.nearest(position)[0] for position in range(10_000, len(events_before), 100)]
     farthest = max(
@@ -226,7 +227,7 @@ def test_small_keyframes_may_be_many() -> None:
     events_before = range(0, 1_000_001, 10)
     kept = Keyframes(events_before, max_count=8, max_bytes=30_000, spacing=1000)
     for position in range(1, len(events_before)):
-        kept.offer(position, EngineState(ref_counts=[0] * 1000))
+        kept.offer(position, EngineState(ref_counts=Column.zeros(1000)))
     assert 15 <= len(kept) <= 30
 
 
@@ -266,7 +267,7 @@ def test_findings_belong_to_their_moment(lab, stream) -> None:
 
 
 def test_held_after_reuse_and_eviction() -> None:
-    state = EngineState(ref_counts=[1, 2, 0], written_slots=[4, 4, 0])
+    state = EngineState(ref_counts=Column([1, 2, 0]), written_slots=Column([4, 4, 0]))
     reused = ev.BlocksReused(sequence_id="r1.0", block_ids=[0, 1], num_tokens=8)
     assert held_after(1, state, reused) == 2
 

@@ -9,6 +9,7 @@ import msgspec
 
 from kvscope.analysis.pool_meter import PoolMeter
 from kvscope.analysis.walk import Observer, walk
+from kvscope.events.columns import column_to_list
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Event
 from kvscope.transport.recording import Recording
@@ -76,7 +77,7 @@ class _PoolRows(Observer):
 
 def _event_line(seq: int | None, step: int, phase: str, time_ns: int, event: Event) -> str:
     header: dict[str, Any] = {"seq": seq, "step": step, "phase": phase, "time_ns": time_ns}
-    fields = msgspec.to_builtins(event, builtin_types=(bytes,))
+    fields = msgspec.to_builtins(event, builtin_types=(bytes,), enc_hook=column_to_list)
     return msgspec.json.encode(header | fields).decode()
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.request import Request, Sequence
+from kvscope.events.columns import Column
 from kvscope.events.state import EngineState, RequestState, SequenceState
 from kvscope.events.types import SCHEMA_VERSION
 
@@ -27,8 +28,8 @@ def export_state(engine: "Engine", pool: BlockPool, host_pool: BlockPool) -> Eng
         wall_time_ns=engine.wall_time_ns,
         schema_version=SCHEMA_VERSION,
         info=engine.info,
-        ref_counts=list(pool.ref_counts),
-        written_slots=_written_slots(engine, pool),
+        ref_counts=Column(pool.ref_counts),
+        written_slots=Column(_written_slots(engine, pool)),
         requests={request_id: _export_request(request) for request_id, request in engine.requests.items()},
         finished_order=list(engine.finished_order),
         counters=msgspec.structs.replace(engine.counters),

@@ -11,9 +11,11 @@ event against the state just before it; `check_state` looks at a whole state. Ne
     7  an idle engine, and a sequence that has ended, hold nothing
 """
 
-import operator
 from collections import Counter
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
 
 from kvscope.events import types as ev
 from kvscope.events.state import EngineState, FoldError, SequenceState, apply_event, begin_batch
@@ -227,29 +229,27 @@ def _check_release(state: EngineState, event: ev.BlocksReleased | ev.BlocksSwapp
 
 def check_state(state: EngineState) -> list[Finding]:
     """Invariants 1, 3 and 7 over the whole state; O(pool + table entries)."""
-    entries = [0] * len(state.ref_counts)
-    messages: list[tuple[int, str]] = []
-    for request in state.requests.values():
-        for sequence in request.sequences:
-            for block_id in sequence.block_table:
-                entries[block_id] += 1
-            messages += _check_sequence(state, sequence)
-    if state.ref_counts != entries:
+    sequences = [sequence for request in state.requests.values() for sequence in request.sequences]
+    messages = [message for sequence in sequences for message in _check_sequence(state, sequence)]
+    held = np.fromiter(chain.from_iterable(sequence.block_table for sequence in sequences), dtype=np.int64)
+    entries = np.bincount(held, minlength=len(state.ref_counts))
+    refs, written = state.ref_counts.numbers, state.written_slots.numbers
+    if not np.array_equal(refs, entries):
         messages += [
             (1, f"P{block_id} has ref count {count}, {entries[block_id]} table entries point at it")
             for block_id, count in enumerate(state.ref_counts)
             if count != entries[block_id]
         ]
     messages += _check_host(state)
-    if any(map(operator.gt, map(bool, state.written_slots), state.ref_counts)):  # written, but ref count 0
+    kept = np.flatnonzero((written != 0) & (refs == 0))
+    if kept.size:
         messages += [
-            (5, f"P{block_id} is cached with {written} written slots: only full blocks are kept")
-            for block_id, written in enumerate(state.written_slots)
-            if written and state.ref_counts[block_id] == 0 and written != _block_size(state)
+            (5, f"P{block_id} is cached with {written[block_id]} written slots: only full blocks are kept")
+            for block_id in kept[written[kept] != _block_size(state)]
         ]
     active = any(request.status == "running" for request in state.requests.values())
-    if not active and any(entries):
-        messages.append((7, f"nothing runs, yet {sum(map(bool, entries))} blocks are held"))
+    if not active and held.size:
+        messages.append((7, f"nothing runs, yet {np.count_nonzero(entries)} blocks are held"))
     return [Finding(rule, message, state.step) for rule, message in messages]
 
 

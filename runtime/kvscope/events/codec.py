@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgpack
 import msgspec
 
+from kvscope.events.columns import column_from_list, column_to_list
 from kvscope.events.fast_decode import decode_plain
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.text import make_printable, printable_strings
@@ -36,7 +37,7 @@ class DecodedBatch(NamedTuple):
 
 def encode_batch(batch: Batch) -> bytes:
     """The wire form of a batch. Deterministic: equal batches give equal bytes."""
-    events = [msgspec.to_builtins(event, builtin_types=(bytes,)) for event in batch.events]
+    events = [msgspec.to_builtins(event, builtin_types=(bytes,), enc_hook=column_to_list) for event in batch.events]
     encoded: bytes = msgpack.packb([batch.epoch, batch.step, batch.phase, batch.time_ns, events])
     return encoded
 
@@ -80,7 +81,7 @@ def peek_epoch(payload: bytes) -> bytes:
 
 def encode_state(state: EngineState) -> bytes:
     """The snapshot form of a state."""
-    encoded: bytes = msgpack.packb(msgspec.to_builtins(state, builtin_types=(bytes,)))
+    encoded: bytes = msgpack.packb(msgspec.to_builtins(state, builtin_types=(bytes,), enc_hook=column_to_list))
     return encoded
 
 
@@ -88,7 +89,7 @@ def decode_state(payload: bytes, *, printable: bool = False) -> EngineState:
     """Raises DecodeError when the payload is not a state, or its tables do not fit its pool."""
     fields = unpack(payload, MAX_STATE_BYTES, MAX_STATE_NODES, printable=printable)
     try:
-        state = msgspec.convert(fields, EngineState)
+        state = msgspec.convert(fields, EngineState, dec_hook=column_from_list)
     except (msgspec.ValidationError, RecursionError) as error:
         raise DecodeError(f"not an engine state: {error}") from None
     check_shape(state)
@@ -138,7 +139,7 @@ def _convert_event(fields: Any) -> Event | None:
     if event_class is None:
         return None
     try:
-        event: Event = msgspec.convert(fields, event_class)
+        event: Event = msgspec.convert(fields, event_class, dec_hook=column_from_list)
         if isinstance(event, FullState):
             check_shape(event.state)
     except (msgspec.ValidationError, DecodeError, RecursionError):

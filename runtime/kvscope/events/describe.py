@@ -1,7 +1,7 @@
 """Events as sentences, for the ticker and for logs."""
 
 from kvscope.events import types as ev
-from kvscope.events.state import EngineState, FullState
+from kvscope.events.state import EngineState, FullState, holders_in
 from kvscope.events.types import Event
 
 MAX_LISTED_BLOCKS = 6
@@ -137,12 +137,18 @@ def _describe_swap(event: Event) -> str | None:
 
 
 def _describe_copy(event: ev.BlockCopied, state: EngineState) -> str:
-    left = [seq for seq, _ in state.holders(event.source_block)]
+    left = [seq for seq, _ in _holders_left(event, state)]
     left_to = f"; P{event.source_block} left to {', '.join(left)}" if left else ""
     return (
         f"{event.sequence_id} needs L{event.logical_block} private: copy-on-write P{event.source_block} -> "
         f"P{event.target_block} ({event.num_slots} slots){left_to}"
     )
+
+
+def _holders_left(event: ev.BlockCopied, state: EngineState) -> list[tuple[str, int]]:
+    """Nearly always all in the request that copied: only when some are missing there, every table is looked at."""
+    near = holders_in(state.request(event.sequence_id.rpartition(".")[0]), event.source_block)
+    return near if len(near) == state.ref_counts[event.source_block] else state.holders(event.source_block)
 
 
 def _describe_lookup(event: ev.PrefixLookup, state: EngineState) -> str | None:

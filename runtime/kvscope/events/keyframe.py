@@ -1,10 +1,13 @@
 """Compact, independent copies of a state, to go back to later without folding everything again."""
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from kvscope.events.columns import Column
 from kvscope.events.state import EngineState, RequestState, SequenceState
 
 
@@ -20,7 +23,7 @@ class Keyframe:
     def __init__(self, state: EngineState) -> None:
         self._ref_counts, self._written_slots = _pack(state.ref_counts), _pack(state.written_slots)
         self._lengths = [(len(seq.token_ids), len(seq.pieces)) for seq in _sequences(state)]
-        self._bare = _copy(state, [], [], lambda sequence: sequence)
+        self._bare = _copy(state, Column(), Column(), lambda sequence: sequence)
 
     def restore(self) -> EngineState:
         """A state of its own for whoever folds on."""
@@ -32,7 +35,7 @@ class Keyframe:
             sequence.pieces = sequence.pieces[:num_pieces]
             return sequence
 
-        return _copy(self._bare, list(self._ref_counts), list(self._written_slots), cut)
+        return _copy(self._bare, _unpack(self._ref_counts), _unpack(self._written_slots), cut)
 
     @property
     def epoch(self) -> bytes:
@@ -41,15 +44,21 @@ class Keyframe:
     @property
     def num_bytes(self) -> int:
         """Roughly, in memory: block lists and tables; the tokens belong to the batches that brought them."""
-        packed = sum(len(values) * getattr(values, "itemsize", 1) for values in (self._ref_counts, self._written_slots))
+        packed = self._ref_counts.nbytes + self._written_slots.nbytes
         return packed + sum(500 + 8 * len(sequence.block_table) for sequence in _sequences(self._bare))
 
 
-def _pack(values: Sequence[int]) -> Sequence[int]:
-    try:
-        return bytes(values)
-    except ValueError:  # many sequences on one block, or large blocks
-        return array("q", values)
+def _pack(column: Column) -> NDArray[Any]:
+    """A byte per block where that is enough: it is not with many sequences on one block, or large blocks."""
+    numbers = column.numbers
+    small = not numbers.size or (numbers.min() >= 0 and numbers.max() < 256)
+    return numbers.astype(np.uint8 if small else np.int32)
+
+
+def _unpack(packed: NDArray[Any]) -> Column:
+    column = Column.zeros(len(packed))
+    column.numbers[:] = packed
+    return column
 
 
 def _sequences(state: EngineState) -> list[SequenceState]:
@@ -58,8 +67,8 @@ def _sequences(state: EngineState) -> list[SequenceState]:
 
 def _copy(
     state: EngineState,
-    ref_counts: list[int],
-    written_slots: list[int],
+    ref_counts: Column,
+    written_slots: Column,
     adapt: Callable[[SequenceState], SequenceState],
 ) -> EngineState:
     """A copy with other block lists; `adapt` may change the copy of each sequence."""

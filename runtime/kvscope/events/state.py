@@ -5,13 +5,14 @@ The live view, replay, the auditor and the tests all apply events through here. 
 """
 
 import copy
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from kvscope.events import types as ev
+from kvscope.events.columns import Column
 from kvscope.events.types import Batch, EngineInfo, Event, SamplingParams
 
 MAX_FINISHED_REQUESTS = 32  # how many ended requests stay readable; older ones leave the state
@@ -101,8 +102,8 @@ class EngineState(msgspec.Struct, kw_only=True):
     wall_time_ns: int = 0
     schema_version: int = 0  # the engine's; newer than ours: some of its events may be unknown here
     info: EngineInfo | None = None
-    ref_counts: list[int] = []
-    written_slots: list[int] = []
+    ref_counts: Column = msgspec.field(default_factory=Column)
+    written_slots: Column = msgspec.field(default_factory=Column)
     requests: dict[str, RequestState] = {}
     finished_order: list[str] = []
     counters: Counters = msgspec.field(default_factory=Counters)
@@ -126,21 +127,26 @@ class EngineState(msgspec.Struct, kw_only=True):
 
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds and that keep nothing."""
-        return self.ref_counts.count(0) - self.num_cached_blocks()
+        return len(self.ref_counts) - int(np.count_nonzero(self.ref_counts.numbers)) - self.num_cached_blocks()
 
     def num_cached_blocks(self) -> int:
         """Blocks that nobody holds, with content kept for the prefix cache."""
-        return sum(map(operator.gt, map(bool, self.written_slots), self.ref_counts))
+        return int(np.count_nonzero((self.ref_counts.numbers == 0) & (self.written_slots.numbers != 0)))
 
     def holders(self, block_id: int) -> list[tuple[str, int]]:
         """`(sequence_id, logical_block)` of every table entry that points at the block."""
-        return [
-            (sequence.sequence_id, logical)
-            for request in self.requests.values()
-            for sequence in request.sequences
-            for logical, held in enumerate(sequence.block_table)
-            if held == block_id
-        ]
+        return [holder for request in self.requests.values() for holder in holders_in(request, block_id)]
+
+
+def holders_in(request: RequestState, block_id: int) -> list[tuple[str, int]]:
+    """`(sequence_id, logical_block)` of every table entry of one request that points at the block."""
+    return [
+        (sequence.sequence_id, logical)
+        for sequence in request.sequences
+        if block_id in sequence.block_table  # at C speed; most tables do not have it
+        for logical, held in enumerate(sequence.block_table)
+        if held == block_id
+    ]
 
 
 class FullState(Event, frozen=True):
@@ -174,15 +180,17 @@ def apply_event(state: EngineState, event: Event) -> EngineState:
         return copy.deepcopy(event.state)  # the event may be folded by others too
     handler = _HANDLERS.get(type(event))
     if handler is not None:
-        handler(state, event)
+        try:
+            handler(state, event)
+        except OverflowError:
+            raise FoldError("a number of a block does not fit into 32 bits") from None
     return state
 
 
 def _engine_started(state: EngineState, event: ev.EngineStarted) -> None:
     state.info, state.wall_time_ns, state.status = event.info, event.wall_time_ns, "running"
     state.schema_version = event.schema_version
-    state.ref_counts = [0] * event.info.num_blocks
-    state.written_slots = [0] * event.info.num_blocks
+    state.ref_counts, state.written_slots = Column.zeros(event.info.num_blocks), Column.zeros(event.info.num_blocks)
     state.host_ref_counts = [0] * event.info.num_host_blocks
 
 
