@@ -299,7 +299,7 @@ async def test_the_defaults_are_shown_and_used():
     defaults = SamplingParams(max_tokens=12, temperature=0.5)
     async with running(source, defaults=defaults) as (app, pilot):
         assert "n=1  max_tokens=12  temperature=0.5" in screen_text(app)
-        await pilot.press("slash", *"king", "enter")
+        await pilot.press("i", *"king", "enter")
         await until(pilot, lambda: source.control.calls)
         assert source.control.calls[0][1][1]["max_tokens"] == 12
 

@@ -24,7 +24,7 @@ from kvscope.transport.source import PendingReply, Source
 
 _REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("\w+"\)')
 MAX_COPIED = 100_000  # characters; terminals drop much longer ones
-_MOVING = ("pane", "focus_prompt")  # actions whose keys are text while the user writes
+_MOVING = ("pane", "focus_prompt", "filter")  # actions whose keys are text while the user writes
 
 
 class ActionsApp(TimeTravelApp):

@@ -16,6 +16,8 @@ from textual.widgets import Footer
 from kvscope.dashboard.actions import ActionsApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.cards import build_captions
+from kvscope.dashboard.filter_screen import FilterChanged, FilterScreen
+from kvscope.dashboard.filters import blocks_of, request_of, sequence_of
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
@@ -159,7 +161,9 @@ class DashboardApp(ActionsApp):
         light = light_of(frame, self._selected, self._cursor)
         base.query_one(BlockGrid).show(frame.pool, light, build_captions(frame))
         base.query_one(BlockPane).show(frame, self._block())
-        base.query_one(RequestsPane).show(frame, self._selected)
+        requests = base.query_one(RequestsPane)
+        self._selected = requests.followed(frame) or self._selected
+        requests.show(frame, self._selected, self._holders_of_cursor())
         base.query_one(TablePane).show(frame, shown)
         base.query_one(TextPane).show(shown)
         base.query_one(EventsPane).show(frame.log)
@@ -184,6 +188,8 @@ class DashboardApp(ActionsApp):
         base = self.screen_stack[0]
         titles = dict(PANES)
         of_sequence = f" of {sequence_id}" if sequence_id else ""
+        for name in ("requests", "events"):
+            titles[name] = f"{titles[name]}  {base.query_one(f'#{name}', StripPane).note}".rstrip()
         titles["table"], titles["text"] = f"Block table{of_sequence}", f"Text{of_sequence}"
         block_id = self._block()
         if block_id is not None:
@@ -228,6 +234,30 @@ class DashboardApp(ActionsApp):
             names = [name for name, _ in holders]
             following = names.index(self._selected) + 1 if self._selected in names else 0
             self.select(names[following % len(names)])
+
+    def _holders_of_cursor(self) -> frozenset[str]:
+        holders = self._frame.holders(self._cursor) if self._cursor is not None else []
+        return frozenset(name for name, _ in holders)
+
+    def on_requests_pane_rearranged(self) -> None:
+        self._draw()
+
+    def on_events_pane_jumped(self, message: EventsPane.Jumped) -> None:
+        """To the event's moment, where there is a past to move in, and to its block and request."""
+        entry = message.entry
+        blocks, name = blocks_of(entry), sequence_of(entry.event) or request_of(entry.event)
+        self._cursor = blocks[-1] if blocks else self._cursor
+        self.select(name or self._selected)
+        self.go_to_seq(entry.seq)
+
+    def action_filter(self) -> None:
+        name = "events" if self.focused is not None and self.focused.id == "events" else "requests"
+        self.action_pane(name)
+        self.push_screen(FilterScreen(self._glyphs, name, self.query_one(f"#{name}", StripPane).filter_text))
+
+    def on_filter_changed(self, message: FilterChanged) -> None:
+        self.screen_stack[0].query_one(f"#{message.pane}", StripPane).set_filter(message.text, message.query)
+        self._draw()
 
     def on_requests_pane_chosen(self, message: RequestsPane.Chosen) -> None:
         self.select(message.key)

@@ -53,6 +53,14 @@ class RequestFrame(NamedTuple):
     params: SamplingParams
     sequences: tuple[SequenceFrame, ...]
     owner: int  # colour code, see owners.py
+    submitted_ns: int = 0
+    first_token_ns: int | None = None
+    finished_ns: int | None = None
+
+    @property
+    def first_token_wait_ns(self) -> int | None:
+        return None if self.first_token_ns is None else max(self.first_token_ns - self.submitted_ns, 0)
+
     num_hypotheses: int = 0  # ways to end that beam search has found
 
 
@@ -258,6 +266,9 @@ def _copy_request(request: RequestState) -> RequestFrame:
         params=request.params,
         sequences=tuple(_copy_sequence(sequence, prompt_pieces) for sequence in request.sequences),
         owner=owner_code(request.request_id),
+        submitted_ns=request.submitted_ns,
+        first_token_ns=request.first_token_ns,
+        finished_ns=request.finished_ns,
         num_hypotheses=len(request.hypotheses),
     )
 

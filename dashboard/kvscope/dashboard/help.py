@@ -13,7 +13,7 @@ from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.keys import KEYS, key_names
 from kvscope.dashboard.pane import StripPane
-from kvscope.dashboard.panes import RequestsPane
+from kvscope.dashboard.panes import EventsPane, RequestsPane
 from kvscope.dashboard.prompt import PromptInput
 from kvscope.dashboard.strips import Part, make_strip, wrap_parts
 
@@ -27,11 +27,12 @@ _ABOUT = {
     "requests": ("Requests", "requests and their sequences; the selected one's blocks are lit in the pool"),
     "table": ("Block table", "one sequence's logical blocks, where each lies in the pool, and the text in its slots"),
     "text": ("Text", "what was asked, and what the model has written so far"),
-    "events": ("Events", "what happened, as sentences; the newest is followed until you scroll up"),
+    "events": ("Events", "what happened, as sentences; the newest is followed until you go up"),
     "block": ("Block", "the block under the cursor: its holders and its slots"),
+    "insight": ("Insight", "where the memory goes, and what reserving maxima would take for the same requests"),
     "prompt": ("Prompt", _OPTIONS),
 }
-_PANE_KEYS = {"grid": BlockGrid, "requests": RequestsPane}
+_PANE_KEYS = {"grid": BlockGrid, "requests": RequestsPane, "events": EventsPane}
 
 
 def draw_help(glyphs: Glyphs, width: int, focused: str | None = None) -> list[Strip]:

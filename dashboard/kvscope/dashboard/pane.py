@@ -10,6 +10,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvscope.dashboard.filters import Query
 from kvscope.dashboard.palettes import Recolour
 from kvscope.dashboard.themed import ThemedApp
 
@@ -67,6 +68,12 @@ class StripPane(ScrollView):
         super().__init__(id=id)
         self._strips: list[Strip] = []
         self._base_style = Style()
+
+    note = ""  # for the title
+    filter_text = ""
+
+    def set_filter(self, text: str, query: Query) -> None:
+        """For panes with a list that can be filtered."""
 
     def draw(self, width: int) -> list[Strip]:
         """The pane's content at a width; overridden by each pane."""

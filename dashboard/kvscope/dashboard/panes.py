@@ -1,5 +1,6 @@
 """The panes beside the grid: requests, block table, text, one block, events. Each keeps values and draws them."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual import events
@@ -9,11 +10,12 @@ from textual.message import Message
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
+from kvscope.dashboard.filters import EVERYTHING, SORTS, Query, filter_log
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
 from kvscope.dashboard.pane import FollowingPane, LazyPane, StripPane
-from kvscope.dashboard.requests import Row, draw_request_row, list_rows
+from kvscope.dashboard.requests import Row, draw_request_row, last_preemptions, list_rows
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
 from kvscope.dashboard.table import TableDrawing, draw_text
@@ -30,6 +32,8 @@ class RequestsPane(LazyPane):
     BINDINGS: ClassVar = [
         Binding("down,j", "choose(1)", "next", show=False),
         Binding("up,k", "choose(-1)", "previous", show=False),
+        Binding("o", "sort", "next order", show=False),
+        Binding("f", "follow", "follow the newest that runs", show=False),
     ]
 
     class Chosen(Message):
@@ -37,28 +41,68 @@ class RequestsPane(LazyPane):
             super().__init__()
             self.key = key
 
+    class Rearranged(Message):
+        """Order or following has changed: the title tells."""
+
     def __init__(self, glyphs: Glyphs, *, id: str, hint: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._glyphs, self._hint = glyphs, hint
         self._frame: Frame | None = None
         self._selected: str | None = None
         self._rows: list[Row] = []
+        self._preempted: dict[str, LogEntry] = {}
+        self._lit: frozenset[str] = frozenset()
+        self._text, self._query, self._order, self._following = "", EVERYTHING, SORTS[0], False
 
-    def show(self, frame: Frame, selected: str | None) -> None:
+    def show(self, frame: Frame, selected: str | None, lit: frozenset[str] = frozenset()) -> None:
         moved = selected != self._selected
-        self._frame, self._selected = frame, selected
+        self._frame, self._selected, self._lit = frame, selected, lit
         self.redraw()
         if moved:
             self._scroll_to_selected()
 
     def prepare(self, width: int) -> int:
-        self._rows = list_rows(self._frame) if self._frame is not None else []
+        frame = self._frame
+        self._rows = list_rows(frame, self._query, self._order) if frame is not None else []
+        self._preempted = last_preemptions(frame) if frame is not None else {}
         return max(len(self._rows), 1)
 
     def draw_line(self, y: int, width: int) -> Strip:
         if self._frame is None or y >= len(self._rows):
-            return make_strip([(f" {self._hint}", theme.SOFT)], width)
-        return draw_request_row(self._frame, self._rows[y], self._selected, self._glyphs, width)
+            hint = "no request passes the filter: / changes it" if self._query != EVERYTHING else self._hint
+            return make_strip([(f" {hint}", theme.SOFT)], width)
+        row, preempted, lit = self._rows[y], self._preempted, self._lit
+        return draw_request_row(self._frame, row, self._selected, self._glyphs, width, preempted=preempted, lit=lit)
+
+    def set_filter(self, text: str, query: Query) -> None:
+        self._text, self._query = text, query
+        self.redraw()
+
+    @property
+    def filter_text(self) -> str:
+        return self._text
+
+    @property
+    def note(self) -> str:
+        """For the title: what makes the list other than it is by itself."""
+        shown = sum(row.sequence is None for row in self._rows)
+        parts = [f"/{self._text}: {shown}"] if self._text else []
+        parts += [f"by {self._order}"] if self._order != SORTS[0] else []
+        return "  ".join([*parts, "following"] if self._following else parts)
+
+    def followed(self, frame: Frame) -> str | None:
+        """The request to select now, while the newest one is followed."""
+        running = [request for request in frame.requests if request.status == "running"]
+        return running[-1].request_id if self._following and running else None
+
+    def action_sort(self) -> None:
+        self._order = SORTS[(SORTS.index(self._order) + 1) % len(SORTS)]
+        self.redraw()
+        self.post_message(self.Rearranged())
+
+    def action_follow(self) -> None:
+        self._following = not self._following
+        self.post_message(self.Rearranged())
 
     def action_choose(self, step: int) -> None:
         keys = [row.key for row in self._rows]
@@ -74,7 +118,7 @@ class RequestsPane(LazyPane):
 
     def _choose(self, key: str) -> None:
         """Move at once, so that the next key counts from here, and tell the app."""
-        self._selected = key
+        self._selected, self._following = key, False
         self.redraw()
         self._scroll_to_selected()
         self.post_message(self.Chosen(key))
@@ -160,19 +204,51 @@ class BlockPane(StripPane):
 
 
 class EventsPane(FollowingPane):
-    """The log. Lines are drawn when they come into view; the newest is followed until the user scrolls up."""
+    """The log. Lines are drawn when they come into view; the newest is followed until the user goes up."""
+
+    BINDINGS: ClassVar = [
+        Binding("down,j", "point(1)", "next event", show=False),
+        Binding("up,k", "point(-1)", "previous event", show=False),
+        Binding("enter", "jump", "to that moment, its block and its request", show=False),
+    ]
+
+    class Jumped(Message):
+        """The user wants to see the moment of this event."""
+
+        def __init__(self, entry: LogEntry) -> None:
+            super().__init__()
+            self.entry = entry
 
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._glyphs = glyphs
-        self._log: tuple[LogEntry, ...] = ()
+        self._whole: tuple[LogEntry, ...] = ()
+        self._log: Sequence[LogEntry] = ()
+        self._pointed: LogEntry | None = None
+        self._text, self._query = "", EVERYTHING
 
     def show(self, log: tuple[LogEntry, ...]) -> None:
-        if log == self._log:
-            return
-        self._log = log
-        longest = max((len(entry.sentence) for entry in log), default=0)
-        self.virtual_size = Size(longest + HEAD_WIDTH, len(log))
+        if log != self._whole:
+            self._whole = log
+            self._sift()
+
+    def set_filter(self, text: str, query: Query) -> None:
+        self._text, self._query = text, query
+        self._sift()
+
+    @property
+    def filter_text(self) -> str:
+        return self._text
+
+    @property
+    def note(self) -> str:
+        """For the title: the filter, and how many pass it."""
+        return f"/{self._text}: {len(self._log):,} of {len(self._whole):,}" if self._text else ""
+
+    def _sift(self) -> None:
+        self._log = filter_log(self._whole, self._query)
+        longest = max((len(entry.sentence) for entry in self._log), default=0)
+        self.virtual_size = Size(longest + HEAD_WIDTH, len(self._log))
         self.refresh()
         self.follow()
 
@@ -185,4 +261,36 @@ class EventsPane(FollowingPane):
     def line_at(self, y: int) -> Strip:
         if y >= len(self._log):
             return Strip([])
-        return draw_entry(self._log[y], self._glyphs, brief=self.content_width < BRIEF_WIDTH)
+        entry = self._log[y]
+        strip = draw_entry(entry, self._glyphs, brief=self.content_width < BRIEF_WIDTH)
+        return strip.apply_style(theme.ROW) if entry is self._pointed else strip
+
+    def action_point(self, step: int) -> None:
+        """Move the mark; it begins at the newest event in view."""
+        if not self._log:
+            return
+        bottom = min(self.scroll_offset.y + self.content_height, len(self._log)) - 1
+        here = self._place()
+        self._point(bottom if here is None else min(max(here + step, 0), len(self._log) - 1))
+
+    def _place(self) -> int | None:
+        return next((y for y, entry in enumerate(self._log) if entry is self._pointed), None)
+
+    def _point(self, y: int) -> None:
+        self._pointed, self._following = self._log[y], False
+        top, height = self.scroll_offset.y, self.content_height
+        if not top <= y < top + height:
+            self.scroll_to(y=y if y < top else y - height + 1, animate=False)
+        self.refresh()
+
+    def action_jump(self) -> None:
+        if self._pointed is not None:
+            self.post_message(self.Jumped(self._pointed))
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        row = offset.y + self.scroll_offset.y if offset is not None else len(self._log)
+        if row < len(self._log):
+            self._point(row)
+            if event.chain == 2:
+                self.action_jump()

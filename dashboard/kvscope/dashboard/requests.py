@@ -1,16 +1,21 @@
 """The list of requests and their sequences: which lines there are, and how one is drawn. Pure."""
 
+from collections.abc import Container, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
+from kvscope.dashboard.filters import EVERYTHING, SORTS, Query, filter_requests, sort_requests
 from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.owners import distinct_blocks
 from kvscope.dashboard.strips import Part, clip, clip_start, flat, make_strip, measure
 from kvscope.events.describe import describe_waiting
+from kvscope.events.types import RequestPreempted
+from kvscope.transport.source import LogEntry
 
 
 class Row(NamedTuple):
@@ -32,30 +37,54 @@ def order_requests(frame: Frame) -> list[RequestFrame]:
     return sorted(live, key=lambda request: rank.get(request.status, 2)) + ended[::-1]
 
 
-def list_rows(frame: Frame) -> list[Row]:
-    """Two or more lines per request: the request, then one per sequence."""
-    return [Row(request, sequence) for request in order_requests(frame) for sequence in (None, *request.sequences)]
+def list_rows(frame: Frame, query: Query = EVERYTHING, order: str = SORTS[0]) -> list[Row]:
+    """Two or more lines per request that passes: the request, then one per sequence."""
+    requests = sort_requests(filter_requests(order_requests(frame), query), order)
+    return [Row(request, sequence) for request in requests for sequence in (None, *request.sequences)]
 
 
-def draw_request_row(frame: Frame, row: Row, selected: str | None, glyphs: Glyphs, width: int) -> Strip:
-    """One line of the list, in exactly `width` cells."""
+def last_preemptions(frame: Frame) -> dict[str, LogEntry]:
+    """For each request that is preempted now, the event that did it, as far as the log reaches."""
+    open_ids = {request.request_id for request in frame.requests if request.status == "preempted"}
+    found: dict[str, LogEntry] = {}
+    for entry in reversed(frame.log) if open_ids else ():
+        event = entry.event
+        if isinstance(event, RequestPreempted) and event.request_id in open_ids:
+            found.setdefault(event.request_id, entry)
+            if len(found) == len(open_ids):
+                break
+    return found
+
+
+def draw_request_row(
+    frame: Frame,
+    row: Row,
+    selected: str | None,
+    glyphs: Glyphs,
+    width: int,
+    *,
+    preempted: Mapping[str, LogEntry] = MappingProxyType({}),
+    lit: Container[str] = (),
+) -> Strip:
+    """One line of the list, in exactly `width` cells; `lit` are the sequences that hold the block under the cursor."""
     if row.sequence is None:
-        words = _request_words(frame, row.request, glyphs, width)
+        words = _request_words(frame, row.request, preempted.get(row.request.request_id), glyphs, width)
     else:
         words = _sequence_words(frame, row.request, row.sequence, glyphs, width)
     chosen = row.key == selected
-    mark: Part = (glyphs.cursor if chosen else " ", theme.BRAND)
+    mark: Part = (glyphs.cursor if chosen else glyphs.dot if row.key in lit else " ", theme.BRAND)
     strip = make_strip([mark, *words], width)
     return strip.apply_style(theme.ROW) if chosen else strip
 
 
-def _request_words(frame: Frame, request: RequestFrame, glyphs: Glyphs, width: int) -> list[Part]:
+def _request_words(
+    frame: Frame, request: RequestFrame, preempted: LogEntry | None, glyphs: Glyphs, width: int
+) -> list[Part]:
     ended = request.status == "finished"
     name_style = theme.SOFT if ended else theme.owner_style(request.owner) + Style(bold=True)
-    glyph, words, style = _status(request, glyphs)
+    glyph, words, style = _status(request, preempted, glyphs)
     parts: list[Part] = [(f"{request.request_id} ", name_style), (f"{glyph} {words}", style)]
-    if not ended and request.status == "running":
-        parts += _sums(frame, request)
+    parts += [(f"  {fact}", theme.SOFT if ended else theme.TEXT) for fact in _facts(frame, request)]
     if request.num_hypotheses:
         parts.append((f"  {request.num_hypotheses} of {request.params.beam_width} hypotheses", theme.TEXT))
     if request.num_preemptions and request.status != "preempted":
@@ -71,13 +100,16 @@ def _clip_quoted(text: str, room: int, glyphs: Glyphs) -> str:
     return f'"{clip(text, room, glyphs)}"'
 
 
-def _status(request: RequestFrame, glyphs: Glyphs) -> tuple[str, str, Style]:
+def _status(request: RequestFrame, preempted: LogEntry | None, glyphs: Glyphs) -> tuple[str, str, Style]:
     match request.status:
         case "running":
             return glyphs.play, "running", theme.GOOD
         case "preempted":
-            reason = f", {_reason(request)}" if request.waiting is not None else ""
-            return glyphs.preempt, f"preempted {request.num_preemptions}{glyphs.times}{reason}", theme.NOTICE
+            words = f"preempted {request.num_preemptions}{glyphs.times}"
+            if preempted is not None and isinstance(event := preempted.event, RequestPreempted):
+                words += f" by {event.for_request_id} at step {preempted.step}, lost {event.tokens_lost} tokens"
+            reason = f"; {_reason(request)}" if request.waiting is not None else ""
+            return glyphs.preempt, words + reason, theme.NOTICE
         case "finished":
             return glyphs.tick, "finished", theme.SOFT
         case _:
@@ -90,13 +122,30 @@ def _reason(request: RequestFrame) -> str:
     return "" if waiting is None else describe_waiting(waiting.kind, waiting.needed, waiting.available)
 
 
-def _sums(frame: Frame, request: RequestFrame) -> list[Part]:
-    blocks = distinct_blocks(request)
-    shared = frame.pool.count_shared(blocks)
-    words = f"  {len(blocks)} blk"
-    if shared:
-        words += f" {shared} shared"
-    return [(words, theme.TEXT)]
+def _facts(frame: Frame, request: RequestFrame) -> list[str]:
+    """Progress, speed, time to the first token, and its blocks: those of several sequences count once."""
+    generated = sum(sequence.num_generated for sequence in request.sequences)
+    facts = []
+    if request.status == "running":
+        blocks = distinct_blocks(request)
+        shared, copies = frame.pool.count_shared(blocks), sum(sequence.num_copies for sequence in request.sequences)
+        facts.append(
+            f"{len(blocks)} blk" + (f" {shared} shared" if shared else "") + (f" {copies} CoW" if copies else "")
+        )
+    if request.status != "waiting":
+        facts.append(f"{generated}/{request.params.max_tokens * len(request.sequences)} tok")
+    if (wait_ns := request.first_token_wait_ns) is not None and request.first_token_ns is not None:
+        until_ns = request.finished_ns if request.finished_ns is not None else frame.time_ns
+        elapsed_ns = until_ns - request.first_token_ns
+        if elapsed_ns > 0 and generated > len(request.sequences):
+            facts.append(f"{(generated - len(request.sequences)) * 1e9 / elapsed_ns:.1f}/s")
+        facts.append(f"first {format_seconds(wait_ns)}")
+    return facts
+
+
+def format_seconds(elapsed_ns: int) -> str:
+    """`12 ms`, `1.5 s`."""
+    return f"{elapsed_ns / 1e6:.0f} ms" if elapsed_ns < 1_000_000_000 else f"{elapsed_ns / 1e9:.1f} s"
 
 
 def _sequence_words(

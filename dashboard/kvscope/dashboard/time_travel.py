@@ -88,6 +88,16 @@ class TimeTravelApp(ThemedApp):
             distance = max(player.length // JUMPS, 1)
             self._travel(player.pause, lambda: player.seek(player.position + direction * distance))
 
+    def go_to_seq(self, seq: int) -> None:
+        """To just after a batch; of a live engine, the view is frozen first."""
+        self.run_worker(self._go_to_seq(seq), exit_on_error=False)
+
+    async def _go_to_seq(self, seq: int) -> None:
+        if self._player is None:
+            await self._freeze()
+        if (player := self._player) is not None:
+            await self._travel_in_turn([player.pause, lambda: player.seek(player.index.after_seq(seq))], "")
+
     def action_go_to(self) -> None:
         self.push_screen(GoToScreen(self._glyphs), self._go_to)
 
