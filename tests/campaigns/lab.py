@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import zmq
 
+from kvscope.events.codec import encode_state
 from kvscope.events.state import EngineState
 from kvscope.transport.endpoints import Endpoints, directory_endpoints
 
@@ -22,7 +22,7 @@ PATIENCE_S = 30.0
 
 
 def digest(state: EngineState) -> str:
-    return hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=12).hexdigest()
+    return hashlib.blake2b(encode_state(state), digest_size=12).hexdigest()
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
