@@ -23,9 +23,9 @@ def test_a_backend_knows_its_name(name):
 
 
 def test_an_unknown_backend_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match=r"'flash'.*reference, torch, triton"):
+    with pytest.raises(ValueError, match=r"'flash'.*reference, torch, numba, triton"):
         get_backend("flash")
-    with pytest.raises(ValueError, match=r"'flash'.*reference, torch, triton"):
+    with pytest.raises(ValueError, match=r"'flash'.*reference, torch, numba, triton"):
         check_block_size("flash", 16)
 
 

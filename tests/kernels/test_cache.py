@@ -7,7 +7,7 @@ import torch
 
 from kvscope.kernels.backend import get_backend
 
-NAMES = ("reference", "torch", "triton")
+NAMES = ("reference", "torch", "numba", "triton")
 NAN = float("nan")
 
 

@@ -24,7 +24,7 @@ Dtype = Annotated[
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.")]
 AttentionBackend = Annotated[
-    Literal["auto", "torch", "triton", "reference"],
+    Literal["auto", "numba", "torch", "triton", "reference"],
     typer.Option(help="Paged attention; triton on a CPU runs in Triton's interpreter, slowly."),
 ]
 EnablePrefixCaching = Annotated[

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvscope.kernels.batch import PagedBatch
 
-BACKEND_NAMES = ("reference", "torch", "triton")
+BACKEND_NAMES = ("reference", "torch", "numba", "triton")
 
 MAX_TRITON_BLOCK_SIZE = 256
 
@@ -76,6 +76,10 @@ def get_backend(name: str) -> AttentionBackend:
             from kvscope.kernels.torch_backend import TorchBackend
 
             return TorchBackend()
+        case "numba":
+            from kvscope.kernels.numba_backend import NumbaBackend
+
+            return NumbaBackend()
         case "triton":
             from kvscope.kernels.triton_backend import TritonBackend
 

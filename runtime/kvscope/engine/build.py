@@ -68,6 +68,8 @@ def choose_backend(config: EngineConfig) -> AttentionBackend:
     name = config.attention_backend
     if name == "auto":
         name = "triton" if choose_device(config).type == "cuda" else "torch"
+    if name == "numba" and choose_device(config).type != "cpu":
+        raise ConfigError("--attention-backend numba runs on a CPU only; add --device cpu")
     try:
         check_block_size(name, config.block_size)
         return get_backend(name)

@@ -13,7 +13,7 @@ DEFAULT_MAX_MODEL_LEN = 4096  # where the model names no limit, or one beyond wh
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 PreemptionPolicy = Literal["recompute", "swap", "auto"]
 AdmissionPolicy = Literal["now", "worst-case", "watermark"]
-BackendName = Literal["auto", "torch", "triton", "reference"]
+BackendName = Literal["auto", "numba", "torch", "triton", "reference"]
 
 
 def wait_for_threads_asleep() -> None:

@@ -1,0 +1,96 @@
+"""The compiled attention of a CPU against attention by its definition, in float64, relative in norm.
+
+Few pairs of head sizes, since each costs a compilation; many lengths, block sizes, windows and caps. Every slot outside
+the contexts, and so every block of another sequence, holds NaN.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+from kvscope.kernels.backend import get_backend
+from kvscope.kernels.numba_backend import plan_tiles
+
+LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
+SHAPES = [(64, 64, 3), (20, 48, 2)]  # head sizes of K and V, query heads per KV head
+LENGTHS = [([1], [1]), ([1] * 5, [1, 15, 16, 17, 50]), ([19, 1, 7, 0, 2], [21, 33, 7, 9, 17])]
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return get_backend("numba")
+
+
+def relative_error(backend, case, window=None, soft_cap=None):
+    """Norm of the error over the norm of what is right; NaN where anything unwritten was read."""
+    output = backend.attention(
+        case.query,
+        case.key_cache,
+        case.value_cache,
+        case.batch,
+        scale=case.scale,
+        sliding_window=window,
+        soft_cap=soft_cap,
+    )
+    assert output.dtype == case.query.dtype
+    expected = case.expected(window, soft_cap)
+    return ((output.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16, 256])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_every_shape_is_within_a_hundred_thousandth(make_case, backend, lengths, shape, block_size):
+    head_size, value_size, group_size = shape
+    case = make_case(
+        *lengths, block_size=block_size, head_size=head_size, value_head_size=value_size, group_size=group_size
+    )
+    for window, soft_cap in itertools.product((None, 1, 3, 16, 17, 1000), (None, 2.0)):
+        assert relative_error(backend, case, window, soft_cap) <= LIMIT[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_half_precision(make_case, backend, lengths, dtype):
+    case = make_case(*lengths, head_size=64, group_size=3, dtype=dtype)
+    assert relative_error(backend, case) <= LIMIT[dtype]
+
+
+def test_enough_work_is_shared_out_over_threads(make_case, backend, monkeypatch):
+    monkeypatch.setattr("kvscope.kernels.numba_backend.MIN_WORK_PER_THREAD", 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    case = make_case([1, 9, 1, 30], [200, 9, 3, 40], head_size=64, group_size=3)
+    assert relative_error(backend, case) <= LIMIT[torch.float32]
+
+
+def test_large_scores_do_not_overflow(make_case, backend):
+    case = make_case([1, 3], [33, 20], head_size=64, group_size=3)
+    case.query.mul_(1e30)
+    output = backend.attention(case.query, case.key_cache, case.value_cache, case.batch, scale=case.scale)
+    assert output.isfinite().all()
+
+
+def test_halves_of_one_tensor(make_case, backend):
+    """K and V as the halves of one tensor, the query as a part of a fused projection."""
+    case = make_case([1, 4], [18, 21], head_size=64, group_size=3)
+    num_blocks, num_kv_heads, block_size, head_size = case.key_cache.shape
+    pool = torch.empty(num_blocks, 2, num_kv_heads, block_size, head_size)
+    pool[:, 0], pool[:, 1] = case.key_cache, case.value_cache
+    fused = torch.cat([case.query, case.query], dim=1)
+    output = backend.attention(fused[:, : case.query.shape[1]], pool[:, 0], pool[:, 1], case.batch, scale=case.scale)
+    torch.testing.assert_close(output.double(), case.expected(), rtol=0, atol=3e-6)
+
+
+def test_a_cache_with_scattered_slots_is_refused(make_case, backend):
+    case = make_case([1], [3])
+    scattered = case.key_cache.transpose(1, 2).contiguous().transpose(1, 2)
+    with pytest.raises(ValueError, match="contiguous per block and head"):
+        backend.attention(case.query, scattered, case.value_cache, case.batch, scale=1.0)
+
+
+def test_tiles_cover_every_query_once_for_every_head(make_case):
+    case = make_case([1, 19, 0, 2], [5, 30, 4, 2])
+    tiles = plan_tiles(case.batch, 2).tiles
+    covered = sorted((token + j, head) for token, count, _, _, head in tiles.tolist() for j in range(count))
+    assert covered == [(token, head) for token in range(22) for head in range(2)]
