@@ -2,7 +2,9 @@
 
 import pytest
 from dashboard_story import StorySource, candidates_batches, crowded_engine
+from textual.widgets import Input
 
+from kvscope.dashboard.filter_screen import FilterScreen
 from kvscope.dashboard.filters import (
     EVERYTHING,
     SORTS,
@@ -148,32 +150,43 @@ def test_a_running_request_tells_progress_speed_and_first_token():
 # --- on the screen --------------------------------------------------------------------------------------------------
 
 
+async def type_filter(app, pilot, *keys: str) -> None:
+    """Open the filter's line, and type once it is there."""
+    await pilot.press("slash")
+    await until(pilot, lambda: isinstance(app.screen, FilterScreen) and isinstance(app.focused, Input), "the line")
+    await pilot.press(*keys)
+
+
 @pytest.mark.parametrize("size", [(60, 20), (120, 36)])
 async def test_slash_filters_while_it_is_typed_and_esc_clears(size):
     engine, batches = crowded_engine()
     async with running(StorySource(engine, batches + engine.run(6)), size) as (app, pilot):
-        await pilot.press("slash", *"third")
+        await type_filter(app, pilot, *"third")
         pane = app.query_one(RequestsPane)
         await until(pilot, lambda: "r3" in pane.text() and "r2" not in pane.text(), "only the third")
         await until(pilot, lambda: "/third: 1" in screen_text(app), "the filter in the title")
         await pilot.press("space", *"block:x", "enter")
         assert "r3" in pane.text()  # what cannot be meant changes nothing
-        await pilot.press("slash", "escape")
+        await type_filter(app, pilot, "escape")
         await until(pilot, lambda: "r2" in pane.text() and "/third" not in screen_text(app), "all of them")
 
 
 async def test_events_are_filtered_where_they_have_the_focus():
     engine, batches = crowded_engine()
     async with running(StorySource(engine, batches + engine.run(6))) as (app, pilot):
-        await pilot.press("5", "slash", *"kind:preempt", "enter")
+        await pilot.press("5")
+        await until(pilot, lambda: app.query_one(EventsPane).has_focus, "the events")
+        await type_filter(app, pilot, *"kind:preempt", "enter")
         pane = app.query_one(EventsPane)
-        await until(pilot, lambda: "preempted:" in pane.text() and "wrote" not in pane.text(), "only preemptions")
+        await until(pilot, lambda: " preempted" in pane.text() and "wrote" not in pane.text(), "only preemptions")
 
 
 async def test_enter_on_an_event_goes_to_its_moment_block_and_request():
     source = ReplaySource(Recording("x", list(enumerate(candidates_batches(4)))))
     async with running(source) as (app, pilot):
-        await pilot.press("end", "5", "slash", *"kind:copied", "enter")
+        await pilot.press("end", "5")
+        await until(pilot, lambda: app.query_one(EventsPane).has_focus, "the events")
+        await type_filter(app, pilot, *"kind:copied", "enter")
         await until(pilot, lambda: "copy-on-write" in app.query_one(EventsPane).text(), "the copy")
         await pilot.press("up", "enter")
         await until(pilot, lambda: app._selected == "r1.0" and app._cursor == 2, "its block and sequence")
