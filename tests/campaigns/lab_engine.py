@@ -47,7 +47,7 @@ class Instantly:
     """A model runner that computes nothing."""
 
     def run(self, extents: Sequence[Any], copies: Sequence[Any]) -> dict[str, Any]:
-        return {sequence.sequence_id: None for sequence, _, stop in extents if stop == sequence.num_tokens}
+        return {sequence.sequence_id: True for sequence, _, stop in extents if stop == sequence.num_tokens}
 
 
 class Witness:
