@@ -261,7 +261,7 @@ def test_the_end_of_sequence_token_ends_it_unless_ignored(fake_engine: Any) -> N
 
 @pytest.mark.parametrize("when", ["waiting", "prefill", "decoding", "preempted"])
 def test_cancel_at_any_moment_gives_every_block_back(fake_engine: Any, when: str) -> None:
-    """vLLM #46283: an abort in any phase must not leak."""
+    """vLLM #46283, SGLang #11970: an abort in any phase must not leak."""
     fixture = fake_engine(num_blocks=7, max_num_batched_tokens=8)
     if when == "preempted":
         submit(fixture, "a", 6, max_tokens=14)
@@ -287,3 +287,18 @@ def test_ended_requests_leave_the_state_in_order(fake_engine: Any) -> None:
     assert list(fixture.engine.requests) == [f"r{number}" for number in range(8, 40)]
     with pytest.raises(RequestRefusedError, match="exists already"):
         submit(fixture, "r39", 2)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", range(1, 10))
+def test_a_fork_copies_exactly_where_its_last_block_has_room(fake_engine: Any, num_prompt_tokens: int) -> None:
+    """vLLM #417: a wrong condition for the copy lets candidates write over each other, or copies what nobody shares."""
+    fixture = fake_engine(num_blocks=24)
+    block_size, n = fixture.engine.info.block_size, 3
+    submit(fixture, "a", num_prompt_tokens, n=n, max_tokens=5)
+    fixture.run()
+    copied = events(fixture, ev.BlockCopied)
+    num_slots = num_prompt_tokens % block_size
+    # The last one to write keeps the block; a full last block is shared for good.
+    assert [event.num_slots for event in copied] == [num_slots] * (n - 1 if num_slots else 0)
+    assert fixture.sink.auditor.findings == []
+    assert len({event.target_block for event in copied}) == len(copied)
