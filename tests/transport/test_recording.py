@@ -328,3 +328,23 @@ def test_the_format_page_names_what_is_written() -> None:
     assert recording_format.__doc__ is not None
     for name in (recording_format.PROFILE, recording_format.EVENTS_CHANNEL, recording_format.KEYFRAME_CHANNEL):
         assert f'"{name}"' in recording_format.__doc__
+
+
+def test_a_queue_that_never_empties_is_flushed_by_the_clock(
+    lab, tmp_path: Path, batches: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a busy engine that is killed would lose all that did not fill a chunk."""
+    path, write = tmp_path / "busy.mcap", Recorder._write
+    monkeypatch.setattr("kvscope.transport.recording.recorder.CHUNK_BYTES", 1 << 40)
+    recorder = Recorder(path)
+    lab.wait_until(lambda: path.stat().st_size > 0)
+    empty = path.stat().st_size
+
+    def write_and_queue_another(self: Recorder, *arguments: object) -> None:
+        write(self, *arguments)
+        self.record(0, 1, b"a batch")
+
+    monkeypatch.setattr(Recorder, "_write", write_and_queue_another)
+    recorder.record(0, 1, encode_batch(batches[0]))
+    lab.wait_until(lambda: path.stat().st_size > empty)
+    recorder.close()
