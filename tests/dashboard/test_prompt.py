@@ -3,7 +3,8 @@
 import stat
 
 import pytest
-from test_app import live, running, until
+from test_app import live, running, screen_text, until
+from textual import events
 
 from kvscope.dashboard.prompt import PromptInput, complete_option
 from kvscope.dashboard.prompt_history import MAX_PROMPTS, PromptHistory
@@ -37,6 +38,38 @@ async def test_tab_completes_or_moves_on():
         assert prompt.has_focus
         await pilot.press("3", "tab")
         await until(pilot, lambda: not prompt.has_focus, "nothing to complete: the next pane")
+
+
+def press_at_once(app, *keys: str) -> None:
+    """All keys wait in the queue before the first is looked at, as when a terminal pastes or a slow link catches up."""
+    for key in keys:
+        app.post_message(events.Key({" ": "space", "=": "equals_sign"}.get(key, key), key if len(key) == 1 else None))
+
+
+async def test_keys_that_arrive_together_act_in_their_order():
+    source = live(num_steps=1)
+    async with running(source) as (app, pilot):
+        await pilot.press("i")
+        press_at_once(
+            app, *"one n=2", "enter", *"two max", "tab", *"3x", "backspace", "enter", "up", "up", "enter", *"th"
+        )
+        prompt = app.query_one(PromptInput)
+        await until(pilot, lambda: prompt.value == "th" and len(source.control.calls) == 3, "three prompts and a start")
+        sent = [(text, options["n"], options["max_tokens"]) for _, (text, options) in source.control.calls]
+        assert sent == [("one", 2, 64), ("two", 1, 3), ("one", 2, 64)]
+        assert not app.query_one("#prompt-note").display
+
+
+async def test_the_explanation_outlives_the_letters_before_it():
+    async with running(live(num_steps=1)) as (app, pilot):
+        await pilot.press("i")
+        press_at_once(app, *"king temprature=2", "enter")
+        await until(pilot, lambda: "did you mean temperature" in screen_text(app), "the explanation")
+        await pilot.pause()
+        await until(pilot, lambda: app.query_one(PromptInput).selected_text == "temprature=2", "the wrong word")
+        assert app.query_one("#prompt-note").display
+        await pilot.press("x")
+        await until(pilot, lambda: not app.query_one("#prompt-note").display, "another line, no explanation")
 
 
 async def test_prompts_are_recalled_in_the_next_session_and_scripts_are_not(tmp_path):

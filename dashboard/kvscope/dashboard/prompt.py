@@ -2,6 +2,7 @@
 
 import os.path
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
@@ -43,7 +44,11 @@ class _OptionSuggester(Suggester):
 
 
 class PromptInput(Input):
-    """A one-line input: up and down recall what was submitted, now and in earlier sessions; Tab completes an option."""
+    """A one-line input: up and down recall what was submitted, now and in earlier sessions; Tab completes an option.
+
+    Keys act in the order they arrive, also when a terminal delivers many at once: the line is handed to `submit`, which
+    takes it or leaves it, before the key after Enter is looked at.
+    """
 
     BINDINGS: ClassVar = [
         Binding("up", "recall(-1)", "earlier prompt"),
@@ -52,8 +57,9 @@ class PromptInput(Input):
         Binding("escape", "app.leave_prompt", "to the grid"),
     ]
 
-    def __init__(self, placeholder: str) -> None:
+    def __init__(self, placeholder: str, submit: Callable[[str], None]) -> None:
         super().__init__(placeholder=placeholder, id="prompt", compact=True, select_on_focus=False)
+        self._submit = submit
         self.suggester = _OptionSuggester(case_sensitive=True)
         self._kept: PromptHistory | None = None
         self.history: list[str] = []
@@ -72,6 +78,16 @@ class PromptInput(Input):
         if not self.history or self.history[-1] != line:
             self.history.append(line)
         self._place, self._draft = len(self.history), ""
+
+    async def on_key(self, event: events.Key) -> None:
+        """Run a key of this input here and now: the app would get to it only after the letters that follow it."""
+        bound = None if event.is_printable else self.screen.active_bindings.get(event.key)
+        if bound is not None and bound.node is self:
+            event.stop()
+            await self.run_action(bound.binding.action)
+
+    async def action_submit(self) -> None:
+        self._submit(self.value)
 
     def action_recall(self, step: int) -> None:
         if self._place == len(self.history):
@@ -113,12 +129,13 @@ class PromptBar(Vertical):
         """`read_only` is why nothing can be sent, if so."""
         super().__init__(id="prompt-bar")
         self._defaults, self._read_only = defaults, read_only
+        self._noted = ""  # the line that the note is about
 
     def compose(self) -> ComposeResult:
         yield Static("", id="prompt-note", markup=False)
         with Horizontal(id="prompt-row"):
             yield Static(" > ", id="prompt-mark", markup=False)
-            yield PromptInput(self._read_only or HINT)
+            yield PromptInput(self._read_only or HINT, self.submit)
             yield Static(Content("" if self._read_only else describe_params(self._defaults)), id="prompt-defaults")
 
     def on_mount(self) -> None:
@@ -130,20 +147,18 @@ class PromptBar(Vertical):
         return self.query_one(PromptInput)
 
     def note(self, message: str | None) -> None:
-        """Show one line about the prompt, or take it away."""
+        """Show one line about the prompt as it stands, or take it away."""
+        self._noted = self.input.value
         line = self.query_one("#prompt-note", Static)
         line.update(Content(f"   {make_printable(message)}" if message else ""))
         line.display = message is not None
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
-        self.note(None)
+        if self.input.value != self._noted:  # else the news is older than the note
+            self.note(None)
         if event.value:
             self.post_message(self.Typed())
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self.submit(event.value)
 
     def submit(self, line: str, *, is_typed: bool = True) -> None:
         """Check the line; a good one is posted as `Submitted`, a bad one is explained and its word selected."""
