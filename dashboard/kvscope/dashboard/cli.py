@@ -108,7 +108,12 @@ def attach(
 
 @app.command()
 def replay(
-    recording: Annotated[Path, typer.Argument(help="What --record wrote.", metavar="FILE", show_default=False)],
+    recording: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What --record wrote; several of one run, in order.", metavar="FILE...", show_default=False
+        ),
+    ],
     ascii_only: flags.Ascii = False,
     theme: flags.Theme = None,
     colors: flags.Colors = None,

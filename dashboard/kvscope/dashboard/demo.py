@@ -38,6 +38,7 @@ def demo(
     name: str | None,
     record: Path | None,
     force: bool,
+    max_bytes: int | None = None,
     max_steps_per_second: float | None,
 ) -> int:
     """Run the demonstration; the engine is stopped on every way out. The exit code."""
@@ -51,6 +52,7 @@ def demo(
         arguments += ["--max-steps-per-second", str(max_steps_per_second)]
     if record is not None:
         arguments += ["--record", str(record), *(["--force"] if force else [])]
+        arguments += ["--record-max-size", str(max_bytes)] if max_bytes is not None else []
     with exiting_on_signals(), EngineProcess(name or f"demo-{os.getpid()}", arguments) as engine:
         if on_screen:
             importlib.import_module("kvscope.dashboard.app")  # loads while the engine does

@@ -31,6 +31,7 @@ def run(
     prompt: Annotated[list[str] | None, typer.Option(help="What to continue; may be repeated.", metavar="TEXT")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     record: flags.Record = None,
+    record_max_size: flags.RecordMaxSize = None,
     force: flags.Force = False,
     block_size: flags.BlockSize = DEFAULTS.block_size,
     num_gpu_blocks_override: flags.NumGpuBlocksOverride = DEFAULTS.num_gpu_blocks_override,
@@ -84,7 +85,9 @@ def run(
         with leaving_at_once():
             from kvscope.engine import commands
 
-        return commands.run(config, prompt, params, as_json=as_json, record=record, force=force)
+        return commands.run(
+            config, prompt, params, as_json=as_json, record=record, force=force, max_bytes=record_max_size
+        )
 
 
 def serve(
@@ -100,6 +103,7 @@ def serve(
     allow: flags.Allow = None,
     no_control: flags.NoControl = False,
     record: flags.Record = None,
+    record_max_size: flags.RecordMaxSize = None,
     force: flags.Force = False,
     start_paused: Annotated[bool, typer.Option("--start-paused", help="Run no step until told to.")] = False,
     max_steps_per_second: flags.MaxStepsPerSecond = None,
@@ -164,6 +168,7 @@ def serve(
             read_only=no_control,
             record=record,
             force=force,
+            max_bytes=record_max_size,
             start_paused=start_paused,
             max_steps_per_second=max_steps_per_second,
         )
@@ -171,6 +176,7 @@ def serve(
 
 def demo(
     record: flags.Record = None,
+    record_max_size: flags.RecordMaxSize = None,
     force: flags.Force = False,
     name: Annotated[str | None, typer.Option(help="The engine's name; demo-PID unless set.", metavar="NAME")] = None,
     max_steps_per_second: flags.MaxStepsPerSecond = None,
@@ -193,6 +199,7 @@ def demo(
         name=name,
         record=record,
         force=force,
+        max_bytes=record_max_size,
         max_steps_per_second=max_steps_per_second,
     )
 

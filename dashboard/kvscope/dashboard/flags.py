@@ -1,5 +1,6 @@
 """The flags of the commands that start an engine. They carry vLLM's names, so that a habit or a script carries over."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,6 +49,21 @@ Admission = Annotated[
 Seed = Annotated[int, typer.Option(help="Default seed of the sampling.", metavar="N")]
 
 Record = Annotated[Path | None, typer.Option(help="Keep every event in FILE, for `kvscope replay`.", metavar="FILE")]
+
+
+def parse_size(text: str) -> int:
+    """`500M` and `2GiB` in bytes; units are binary."""
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match is not None else 0
+    if size < 1 << 16:
+        raise typer.BadParameter(f"{text!r} is not a size from 64K on, such as 500M or 2G")
+    return size
+
+
+RecordMaxSize = Annotated[
+    int | None,
+    typer.Option(parser=parse_size, help="Go on in a new file, FILE.0002, ... when one has this size.", metavar="SIZE"),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the recording if it exists.")]
 Key = Annotated[
     Path | None, typer.Option(help="Your .key_secret file; the one of `kvscope keys new` unless set.", metavar="FILE")

@@ -13,7 +13,7 @@ from kvscope.dashboard.viewer import CONNECT_TIMEOUT_S
 from kvscope.events.text import make_printable
 from kvscope.transport.client import EngineClient
 from kvscope.transport.endpoints import Endpoints
-from kvscope.transport.recording import Recorder
+from kvscope.transport.recording import Recorder, SeriesRecorder, open_recorder
 from kvscope.transport.recording.tap import Tap
 from kvscope.transport.source import Status, View
 
@@ -21,7 +21,9 @@ SYNC_TIMEOUT_S = 10.0
 POLL_S = 0.05
 
 
-def record(endpoints: Endpoints, path: Path, *, force: bool, seconds: float | None) -> int:
+def record(
+    endpoints: Endpoints, path: Path, *, force: bool, seconds: float | None, max_bytes: int | None = None
+) -> int:
     """Record until interrupted, until the time is over, or until the engine ends. The exit code.
 
     Raises:
@@ -35,7 +37,7 @@ def record(endpoints: Endpoints, path: Path, *, force: bool, seconds: float | No
         stack.callback(client.close)
         if not wait_until_synced(view, endpoints.label, stop):
             return ExitCode.INTERRUPTED
-        recorder = stack.enter_context(contextlib.closing(Recorder(path, force=force)))
+        recorder = stack.enter_context(contextlib.closing(open_recorder(path, force=force, max_bytes=max_bytes)))
         tap.begin(recorder, view)
         sys.stderr.write(f"kvscope: recording {make_printable(endpoints.label)}; Ctrl-C ends it\n")
         reason = _keep_on(view, tap, recorder, stop, seconds)
@@ -62,7 +64,9 @@ def wait_until_synced(view: View, label: str, stop: threading.Event) -> bool:
     return True
 
 
-def _keep_on(view: View, tap: Tap, recorder: Recorder, stop: threading.Event, seconds: float | None) -> str | None:
+def _keep_on(
+    view: View, tap: Tap, recorder: Recorder | SeriesRecorder, stop: threading.Event, seconds: float | None
+) -> str | None:
     """Wait for the end; why it came, None: because the user wanted it."""
     deadline = None if seconds is None else time.monotonic() + seconds
     is_told = False

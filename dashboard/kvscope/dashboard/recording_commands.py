@@ -1,6 +1,7 @@
 """Commands around recordings and without a dashboard: `check`, `stats`, `diff`, `export`, `record`, `status`."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,9 @@ def check(
     file: File,
     assertions: Annotated[
         list[str] | None,
-        typer.Argument(help="What must hold, quoted for the shell.", metavar="[ASSERTION]...", show_default=False),
+        typer.Argument(
+            help="More files of the run, then what must hold, quoted.", metavar="[ASSERTION]...", show_default=False
+        ),
     ] = None,
     rules: Annotated[
         Path | None, typer.Option(help='Assertions from a TOML file: assert = ["copies == 3"].', metavar="FILE.toml")
@@ -46,15 +49,18 @@ def check(
     kvscope check run.mcap
     kvscope check run.mcap 'max_held_blocks<=120' 'preemptions==0' no_leak_at_end
     kvscope check run.mcap --rules rules.toml --json
+    kvscope check run.0*.mcap complete
     """
     import msgspec
 
     from kvscope.analysis.check import check as check_recording
     from kvscope.analysis.check_text import check_lines
-    from kvscope.transport.recording import read_recording
+    from kvscope.transport.recording import read_series
 
-    wanted = [*_read_rules(rules), *_parse(assertions or [])]
-    report = check_recording(read_recording(file), wanted)
+    words = assertions or []
+    files = [file, *(Path(word) for word in takewhile(lambda word: Path(word).is_file(), words))]
+    wanted = [*_read_rules(rules), *_parse(words[len(files) - 1 :])]
+    report = check_recording(read_series(files), wanted)
     write_lines([msgspec.json.encode(report).decode()] if as_json else check_lines(report))
     return ExitCode.OK if report.ok else ExitCode.FAILURE
 
@@ -137,6 +143,7 @@ def export(
 def record(
     output: Annotated[Path, typer.Option("--output", "-o", help="The recording.", metavar="FILE", show_default=False)],
     endpoint: Endpoint = None,
+    record_max_size: flags.RecordMaxSize = None,
     force: Force = False,
     seconds: Annotated[
         float | None, typer.Option("--for", min=0.1, help="End by itself after this time.", metavar="SECONDS")
@@ -155,7 +162,8 @@ def record(
     from kvscope.dashboard import record as recording
     from kvscope.transport.discovery import resolve
 
-    return recording.record(resolve(endpoint, key=key, server_key=server_key), output, force=force, seconds=seconds)
+    endpoints = resolve(endpoint, key=key, server_key=server_key)
+    return recording.record(endpoints, output, force=force, seconds=seconds, max_bytes=record_max_size)
 
 
 def status(

@@ -18,6 +18,7 @@ def simulate(
         typer.Option(help="A made-up trace instead, in quotes: see below.", metavar="'NAME=NUMBER ...'"),
     ] = None,
     record: flags.Record = None,
+    record_max_size: flags.RecordMaxSize = None,
     force: flags.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     num_blocks: Annotated[int, typer.Option(help="Blocks in the pool.", metavar="N")] = 10_000,
@@ -84,6 +85,7 @@ def simulate(
             ),
             record=record,
             force=force,
+            max_bytes=record_max_size,
             as_json=as_json,
         )
     except (ConfigError, TraceError) as error:

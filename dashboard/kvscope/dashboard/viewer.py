@@ -1,6 +1,7 @@
 """`attach` and `replay`: a source, and the dashboard on it."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,13 +62,13 @@ def attach(
         return open_dashboard(source, endpoints.label, flags)
 
 
-def replay(recording: Path, flags: ScreenFlags) -> int:
+def replay(files: Sequence[Path], flags: ScreenFlags) -> int:
     """Watch a recording. Raises RecordingError for a file that cannot be read, or CommandError."""
-    from kvscope.transport.recording import ReplaySource, open_recording
+    from kvscope.transport.recording import ReplaySource, open_recording, read_series
 
-    batches = open_recording(recording)
+    batches = open_recording(files[0]) if len(files) == 1 else read_series(files)
     require_terminal("replay", "the recording is an MCAP file that any MCAP reader opens")
-    return open_dashboard(ReplaySource(batches), recording.name, flags)
+    return open_dashboard(ReplaySource(batches), files[0].name, flags)
 
 
 def engine_lines() -> list[str]:

@@ -23,7 +23,7 @@ from kvscope.transport.discovery import EngineDirectory
 from kvscope.transport.endpoints import Endpoints
 from kvscope.transport.keys import Listening, ServerKeys
 from kvscope.transport.publisher import Publisher
-from kvscope.transport.recording import Recorder
+from kvscope.transport.recording import Recorder, SeriesRecorder, open_recorder
 
 _SIGNAL_WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 
@@ -36,6 +36,7 @@ def run(
     as_json: bool,
     record: Path | None,
     force: bool,
+    max_bytes: int | None = None,
 ) -> int:
     """Run prompts headless through the engine and print what they became.
 
@@ -50,10 +51,10 @@ def run(
     sink = TeeSink([audit])
     engine = build_engine(prepare(config, name="run"), sink)
     requests = [_submit(engine, f"r{number}", prompt, params) for number, prompt in enumerate(prompts, 1)]
-    recorder: Recorder | None = None
+    recorder: Recorder | SeriesRecorder | None = None
     with contextlib.ExitStack() as stack:
         if record is not None:  # only now: a prompt that is refused must not cost an older recording
-            recorder = stack.enter_context(contextlib.closing(Recorder(record, force=force)))
+            recorder = stack.enter_context(contextlib.closing(open_recorder(record, force=force, max_bytes=max_bytes)))
             publisher = stack.enter_context(contextlib.closing(Publisher("inproc://run", recorder=recorder)))
             sink.add(publisher, audit.batches)
         audit.keep_no_more()
@@ -82,6 +83,7 @@ def serve(
     read_only: bool,
     record: Path | None,
     force: bool,
+    max_bytes: int | None = None,
     start_paused: bool,
     max_steps_per_second: float | None = None,
 ) -> int:
@@ -97,7 +99,9 @@ def serve(
         keys = listening.keys if listening is not None else None
         prepared = prepare(config, name=label)
         recorder = (
-            stack.enter_context(contextlib.closing(Recorder(record, force=force))) if record is not None else None
+            stack.enter_context(contextlib.closing(open_recorder(record, force=force, max_bytes=max_bytes)))
+            if record is not None
+            else None
         )
         publisher = stack.enter_context(contextlib.closing(Publisher(endpoints.events, recorder=recorder, keys=keys)))
         engine = build_engine(prepared, publisher)

@@ -19,7 +19,7 @@ from kvscope.engine.simulation.trace import MAX_TOKENS, Trace
 from kvscope.engine.simulation.trace_files import read_trace
 from kvscope.events.types import MAX_NUM_BLOCKS, EngineInfo
 from kvscope.transport.publisher import NullPublisher
-from kvscope.transport.recording import Recorder
+from kvscope.transport.recording import Recorder, SeriesRecorder, open_recorder
 
 PROGRESS_INTERVAL_S = 0.2
 MAX_STEP_US = 1e9
@@ -64,7 +64,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{flag} is from {low:,} to {high:,}, not {value}")
 
 
-def simulate(settings: Settings, *, record: Path | None, force: bool, as_json: bool) -> int:
+def simulate(
+    settings: Settings, *, record: Path | None, force: bool, as_json: bool, max_bytes: int | None = None
+) -> int:
     """Run it all. The exit code is 1 when the audit found something, or the recording stopped early.
 
     Raises:
@@ -75,7 +77,9 @@ def simulate(settings: Settings, *, record: Path | None, force: bool, as_json: b
     trace = _trace(settings)
     with contextlib.ExitStack() as stack:
         recorder = (
-            stack.enter_context(contextlib.closing(Recorder(record, force=force))) if record is not None else None
+            stack.enter_context(contextlib.closing(open_recorder(record, force=force, max_bytes=max_bytes)))
+            if record is not None
+            else None
         )
         sink = RecordingSink(recorder) if recorder is not None else NullPublisher()
         cost = StepCost(
@@ -126,7 +130,7 @@ def _info(settings: Settings, trace: Trace) -> EngineInfo:
     )
 
 
-def _run(simulation: Simulation, recorder: Recorder | None) -> bool:
+def _run(simulation: Simulation, recorder: Recorder | SeriesRecorder | None) -> bool:
     """Whether the user ended it early."""
     try:
         with _progress(len(simulation.trace)) as tell:

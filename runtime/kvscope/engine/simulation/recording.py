@@ -5,7 +5,7 @@ import time
 from kvscope.events.codec import encode_batch
 from kvscope.events.state import EngineState, apply_batch
 from kvscope.events.types import Batch, EngineStarted
-from kvscope.transport.recording import Recorder
+from kvscope.transport.recording import Recorder, SeriesRecorder
 
 MAX_QUEUED_BYTES = 32 << 20  # below what the recorder gives up at
 POLL_S = 0.005
@@ -16,7 +16,7 @@ class RecordingSink:
 
     needs_full_state = False
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder | SeriesRecorder) -> None:
         self._recorder = recorder
         self._state = EngineState()  # for the recording's index and checkpoints
         self._seq = 0

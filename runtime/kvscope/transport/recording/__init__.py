@@ -4,6 +4,18 @@ from kvscope.transport.recording.format import RecordingError
 from kvscope.transport.recording.opening import open_recording
 from kvscope.transport.recording.reader import Recording, read_recording
 from kvscope.transport.recording.recorder import Recorder
+from kvscope.transport.recording.series import SeriesRecorder, open_recorder, read_series
 from kvscope.transport.timetravel.player import Player, ReplaySource
 
-__all__ = ["Player", "Recorder", "Recording", "RecordingError", "ReplaySource", "open_recording", "read_recording"]
+__all__ = [
+    "Player",
+    "Recorder",
+    "Recording",
+    "RecordingError",
+    "ReplaySource",
+    "SeriesRecorder",
+    "open_recorder",
+    "open_recording",
+    "read_recording",
+    "read_series",
+]

@@ -4,6 +4,7 @@ Files are hostile: checksums are always checked, sizes are checked before anythi
 the parser becomes either a shorter recording with `missing` set, or a RecordingError.
 """
 
+import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -79,6 +80,9 @@ def _read(path: Path, shown: str, file: BinaryIO) -> Recording:
             file, emit_chunks=True, validate_crcs=True, record_size_limit=MAX_CHUNK_BYTES
         ).records:
             parser.take(record)
+        end = file.tell()
+        if rest := file.seek(0, os.SEEK_END) - end:
+            parser.recording.missing = f"is whole, but {rest:,} bytes after its end are not read: another recording?"
     except OSError:
         raise
     except Exception as error:

@@ -68,7 +68,7 @@ class Recorder:
         self._stream = _open(self.path, force=force)
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._num_queued_bytes = 0
+        self._num_queued_bytes = self._num_file_bytes = 0
         self._events_since = self._bytes_since = self._num_blocks = 0
         self._columns: BatchColumns | None = BatchColumns()  # None: a batch came without what an index needs
         self._packer = DeltaPacker()
@@ -112,12 +112,25 @@ class Recorder:
         """What has not reached the file yet; who can wait, waits for it to shrink."""
         return self._num_queued_bytes
 
-    def close(self) -> None:
-        """Write what is queued and the index, and end the thread. Idempotent."""
+    @property
+    def num_file_bytes(self) -> int:
+        """The size of the file at its last sync."""
+        return self._num_file_bytes
+
+    def is_alive(self) -> bool:
+        """Whether something may still be written."""
+        return self._thread.is_alive()
+
+    def end(self) -> None:
+        """Take nothing more; what is queued and the index will still be written. Never blocks. Idempotent."""
         with self._lock:
             if not self._is_closing:
                 self._queue.put(None)
             self._is_closing = True
+
+    def close(self) -> None:
+        """`end`, and wait until all is written. Idempotent."""
+        self.end()
         self._thread.join()
 
     def _put(self, message: _Message) -> None:
@@ -240,11 +253,15 @@ class Recorder:
     def _sync(self) -> None:
         self._stream.flush()
         os.fsync(self._stream.fileno())
-        if os.fstat(self._stream.fileno()).st_nlink == 0:
+        found = os.fstat(self._stream.fileno())
+        self._num_file_bytes = found.st_size
+        if found.st_nlink == 0:
             self._fail("the file was deleted")
 
 
 def _open(path: Path, *, force: bool) -> BinaryIO:
+    if path.is_dir():  # so is an empty name
+        raise RecordingError(f"cannot write {path}: that is a directory, not a file; try run.mcap")
     how = os.O_TRUNC if force else os.O_EXCL
     try:
         # A recording holds prompts: nobody else reads it. A pipe without a reader must not make the engine wait.

@@ -11,6 +11,7 @@ from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording.format import RecordingError
 from kvscope.transport.recording.recorder import Recorder
+from kvscope.transport.recording.series import SeriesRecorder
 from kvscope.transport.source import View
 
 
@@ -24,7 +25,7 @@ class Tap:
         self.ended: str | None = None
         self.num_batches = self.num_events = 0
         self.num_holes = self.num_missing_batches = 0
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder | SeriesRecorder | None = None
         self._epoch = b""
         self._last_seq = 0
         self._began_at = self._last_at = 0.0  # monotonic seconds
@@ -34,7 +35,7 @@ class Tap:
         """From the beginning of the recording to the last thing kept."""
         return self._last_at - self._began_at
 
-    def begin(self, recorder: Recorder, view: View) -> None:
+    def begin(self, recorder: Recorder | SeriesRecorder, view: View) -> None:
         """Keep the view's state, and every batch from here on; the recorder stays the caller's to close.
 
         Raises:
@@ -73,6 +74,6 @@ class Tap:
             self.num_holes += 1
             self._keep_state(self._recorder, state, seq)
 
-    def _keep_state(self, recorder: Recorder, state: EngineState, seq: int) -> None:
+    def _keep_state(self, recorder: Recorder | SeriesRecorder, state: EngineState, seq: int) -> None:
         recorder.record_keyframe(seq, state.wall_time_ns + state.time_ns, encode_state(state))
         self._last_seq, self._last_at = seq, time.monotonic()

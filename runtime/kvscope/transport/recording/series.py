@@ -1,0 +1,111 @@
+"""A recording in several files: a new one is begun once the last has reached a size, each readable by itself.
+
+run.mcap becomes run.0001.mcap, run.0002.mcap, ...; each but the first begins with the state where the one before ends.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvscope.events.codec import encode_state
+from kvscope.events.state import EngineState
+from kvscope.events.text import make_printable
+from kvscope.events.types import Batch
+from kvscope.transport.recording.format import RecordingError
+from kvscope.transport.recording.reader import Recording, read_recording
+from kvscope.transport.recording.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+MIN_FILE_BYTES = 1 << 16
+_DIGITS = "[0-9][0-9][0-9][0-9]"
+
+
+def open_recorder(path: Path, *, force: bool = False, max_bytes: int | None = None) -> "Recorder | SeriesRecorder":
+    """One file, or with `max_bytes` as many as it takes. Raises RecordingError."""
+    return Recorder(path, force=force) if max_bytes is None else SeriesRecorder(path, max_bytes, force=force)
+
+
+class SeriesRecorder:
+    """A recorder that goes on in another file. What is queued when one is full still goes into it."""
+
+    def __init__(self, path: Path, max_bytes: int, *, force: bool = False) -> None:
+        """Raises RecordingError: a file of that series exists (unless `force`, which removes them all)."""
+        self.path, self._max_bytes, self._number = path, max_bytes, 1
+        self._error: str | None = None
+        for old in sorted(path.parent.glob(f"{_escape(path.stem)}.{_DIGITS}{_escape(path.suffix)}")):
+            if not force:
+                raise RecordingError(f"{old} exists; add --force to overwrite that recording, in all its files")
+            old.unlink()
+        self._recorders = [Recorder(self.file(1))]
+
+    def file(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.stem}.{number:04}{self.path.suffix}")
+
+    @property
+    def error(self) -> str | None:
+        return self._error or next((one.error for one in self._recorders if one.error is not None), None)
+
+    @property
+    def num_queued_bytes(self) -> int:
+        return sum(recorder.num_queued_bytes for recorder in self._recorders)
+
+    def record(
+        self, seq: int, log_time_ns: int, payload: bytes, batch: Batch | None = None, state: EngineState | None = None
+    ) -> None:
+        """As `Recorder.record`. Without the state after the batch no new file can begin there."""
+        current = self._recorders[-1]
+        current.record(seq, log_time_ns, payload, batch, state)
+        if state is not None and current.num_file_bytes >= self._max_bytes and self.error is None:
+            self._go_on(seq, log_time_ns, state)
+
+    def record_keyframe(self, seq: int, log_time_ns: int, state: bytes) -> None:
+        self._recorders[-1].record_keyframe(seq, log_time_ns, state)
+
+    def _go_on(self, seq: int, log_time_ns: int, state: EngineState) -> None:
+        self._number += 1
+        try:
+            following = Recorder(self.file(self._number))
+        except RecordingError as error:
+            self._error = f"recording to {self.path} stopped: {error}"
+            logger.error("%s", self._error)
+            return
+        following.record_keyframe(seq, log_time_ns, encode_state(state))
+        self._recorders[-1].end()
+        self._recorders = [one for one in self._recorders if one.is_alive() or one.error is not None]
+        self._recorders.append(following)
+
+    def close(self) -> None:
+        """Write what is queued. Idempotent."""
+        for recorder in self._recorders:
+            recorder.close()
+
+
+def read_series(paths: Sequence[Path]) -> Recording:
+    """Several files of one recording, in their order, as one.
+
+    Raises:
+        RecordingError: one cannot be read, or does not begin where the one before it ends.
+    """
+    whole = read_recording(paths[0])
+    for path in paths[1:]:
+        part, before = read_recording(path), make_printable(str(whole.path))
+        shown = make_printable(str(path))
+        if whole.missing is not None:
+            raise RecordingError(f"{before} {whole.missing}: {shown} cannot follow it")
+        if part.initial_state is None or _epoch(part) != _epoch(whole) or part.initial_seq != whole.last_seq:
+            raise RecordingError(f"{shown} does not begin where {before} ends; give the files of one run in order")
+        whole.batches += part.batches
+        whole.num_refused_events += part.num_refused_events
+        whole.path, whole.missing, whole.has_hole = path, part.missing, part.has_hole
+    return whole
+
+
+def _epoch(recording: Recording) -> bytes:
+    if recording.initial_state is not None:
+        return recording.initial_state.epoch
+    return recording.batches[0][1].epoch
+
+
+def _escape(name: str) -> str:
+    return "".join(f"[{character}]" if character in "*?[" else character for character in name)

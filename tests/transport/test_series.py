@@ -1,0 +1,102 @@
+"""A recording in several files is the same recording, and each file can be read alone."""
+
+import copy
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from kvscope.events.codec import encode_batch, encode_state
+from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.types import Batch
+from kvscope.transport.recording import (
+    RecordingError,
+    SeriesRecorder,
+    open_recorder,
+    open_recording,
+    read_recording,
+    read_series,
+)
+
+
+def record(lab, path: Path, batches: list[Batch], **options: object) -> list[Path]:
+    """Wait for the disk now and then, so that it is several files."""
+    recorder, state = open_recorder(path, max_bytes=4_000, **options), EngineState()
+    assert isinstance(recorder, SeriesRecorder)
+    for seq, batch in enumerate(batches):
+        state = apply_batch(state, copy.deepcopy(batch))
+        recorder.record(seq, batch.time_ns, encode_batch(batch), batch, state)
+        if seq % 40 == 0:
+            lab.wait_until(lambda: recorder.num_queued_bytes == 0)
+            size = recorder._recorders[-1].num_file_bytes
+            lab.wait_until(lambda size=size: recorder._recorders[-1].num_file_bytes > size)
+    recorder.close()
+    assert recorder.error is None
+    return sorted(path.parent.glob("run.*.mcap"))
+
+
+@pytest.fixture
+def batches(make_stream) -> list[Batch]:
+    return make_stream(4).take(300)
+
+
+def test_each_alone_and_all_together(lab, tmp_path: Path, batches: list[Batch]) -> None:
+    files = record(lab, tmp_path / "run.mcap", batches)
+    assert len(files) >= 3
+    assert files[0].name == "run.0001.mcap"
+    whole = read_series(files)
+    assert (whole.batches, whole.missing) == (list(enumerate(batches)), None)
+    state = EngineState()
+    for path in files:
+        part, stored = read_recording(path), open_recording(path)
+        assert list(stored.batches) == part.batches
+        assert path is files[0] or encode_state(part.initial_state) == encode_state(state)
+        for _, batch in part.batches:
+            state = apply_batch(state, copy.deepcopy(batch))
+
+
+def test_files_out_of_order_or_with_one_missing(lab, tmp_path: Path, batches: list[Batch]) -> None:
+    files = record(lab, tmp_path / "run.mcap", batches)
+    for wrong in (files[::-1], [files[0], files[2]], [files[0], files[0]]):
+        with pytest.raises(RecordingError, match="does not begin where"):
+            read_series(wrong)
+    files[0].write_bytes(files[0].read_bytes()[:-50])
+    for first, following in pairwise(files[:2]):
+        with pytest.raises(RecordingError, match="cannot follow it"):
+            read_series([first, following])
+
+
+def test_no_file_of_an_older_series_is_overwritten_or_left_among_the_new(lab, tmp_path: Path, batches: list) -> None:
+    files = record(lab, tmp_path / "run.mcap", batches)
+    before = [path.read_bytes() for path in files]
+    files[0].unlink()
+    with pytest.raises(RecordingError, match=r"run\.0002\.mcap exists; add --force"):
+        open_recorder(tmp_path / "run.mcap", max_bytes=4_000)
+    assert [path.read_bytes() for path in files[1:]] == before[1:]
+    assert len(record(lab, tmp_path / "run.mcap", batches[:3], force=True)) == 1
+
+
+def test_a_file_that_appears_in_the_way_ends_the_recording(lab, tmp_path: Path, batches: list[Batch]) -> None:
+    recorder, state = open_recorder(tmp_path / "run.mcap", max_bytes=1), EngineState()
+    (tmp_path / "run.0002.mcap").write_bytes(b"mine")
+    lab.wait_until(lambda: recorder._recorders[-1].num_file_bytes > 0)
+    state = apply_batch(state, batches[0])
+    recorder.record(0, 1, encode_batch(batches[0]), batches[0], state)
+    recorder.close()
+    assert "run.0002.mcap exists" in str(recorder.error)
+    assert (tmp_path / "run.0002.mcap").read_bytes() == b"mine"
+    assert len(read_recording(tmp_path / "run.0001.mcap").batches) == 1
+
+
+def test_two_recordings_in_one_file_are_named(lab, tmp_path: Path, batches: list[Batch]) -> None:
+    files = record(lab, tmp_path / "run.mcap", batches)
+    both = tmp_path / "both.mcap"
+    both.write_bytes(files[0].read_bytes() + files[1].read_bytes())
+    for found in (read_recording(both), open_recording(both)):
+        assert list(found.batches) == read_recording(files[0]).batches
+        assert f"{files[1].stat().st_size:,} bytes after its end are not read" in str(found.missing)
+
+
+def test_an_empty_name_is_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="a directory, not a file"):
+        open_recorder(Path())
