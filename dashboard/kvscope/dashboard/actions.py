@@ -1,5 +1,6 @@
 """What keys and the palette do beyond looking around: steer the engine and the screen."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable
 
@@ -19,7 +20,10 @@ from kvscope.dashboard.replies import ask
 from kvscope.dashboard.selection import find_selected
 from kvscope.dashboard.themed import Look
 from kvscope.dashboard.time_travel import TimeTravelApp
+from kvscope.dashboard.view_recorder import ViewRecorder
 from kvscope.events.text import make_printable
+from kvscope.transport.recording import RecordingError
+from kvscope.transport.recording.tap import Tap
 from kvscope.transport.source import PendingReply, Source
 
 _REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("\w+"\)')
@@ -34,6 +38,9 @@ class ActionsApp(TimeTravelApp):
         super().__init__(source, glyphs, look)
         self._frame: Frame = build_frame(source.view, FrameBuilder())
         self._selected: str | None = None
+        tap: Tap | None = getattr(source, "tap", None)
+        self._recording = ViewRecorder(source.view, tap) if tap is not None else None
+        self._starting = asyncio.Lock()  # one start or end of a recording at a time
 
     # --- the engine -----------------------------------------------------------------------------------------------
 
@@ -77,6 +84,30 @@ class ActionsApp(TimeTravelApp):
         for notice in self.notices:
             self.tell(notice, severity="warning")
 
+    # --- recording ------------------------------------------------------------------------------------------------
+
+    def action_record(self) -> None:
+        """Start a recording of what is watched, or end the one that runs."""
+        self.run_worker(self._toggle_recording(), exit_on_error=False)
+
+    def end_broken_recording(self) -> None:
+        if self._recording is not None and self._recording.broken and not self._starting.locked():
+            self.action_record()
+
+    async def _toggle_recording(self) -> None:
+        recording = self._recording
+        if recording is None:
+            return
+        async with self._starting:
+            broken = recording.broken
+            try:
+                message = await asyncio.to_thread(recording.stop if recording.name else recording.start)
+            except (RecordingError, OSError) as error:
+                self.tell(f"no recording: {error}", severity="error")
+                return
+        self.tell(message, severity="error" if broken else "information")
+        self.draw_top()
+
     # --- the rest -------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -93,6 +124,7 @@ class ActionsApp(TimeTravelApp):
             "steps": live or moving,
             "live": self._history is not None and not moving,
             "history": self._past is not None,
+            "tap": self._recording is not None,
         }
         return can.get(needs, True)
 

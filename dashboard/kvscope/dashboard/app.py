@@ -119,6 +119,8 @@ class DashboardApp(ActionsApp):
         self._pump.close()
         if self._past is not None:
             self._past.close()
+        if self._recording is not None:
+            self._recording.stop()
         self._source.close()
 
     def watch_source(self, source: Source) -> None:
@@ -153,9 +155,9 @@ class DashboardApp(ActionsApp):
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
-        frame, base = self._frame, self.screen_stack[0]
-        if not base.query("#events"):
+        if not self.screen_stack or not self.screen_stack[0].query("#events"):
             return  # the screen is being taken down
+        frame, base = self._frame, self.screen_stack[0]
         self.draw_top()
         shown = shown_sequence(frame, self._selected)
         light = light_of(frame, self._selected, self._cursor)
@@ -171,12 +173,14 @@ class DashboardApp(ActionsApp):
         self._draw_titles(shown[1].sequence_id if shown is not None else None)
 
     def draw_top(self) -> None:
-        frame, base, width = self.with_distance(self._frame), self.screen_stack[0], self.size.width
-        if not base.query("#header"):
+        if not self.screen_stack or not self.screen_stack[0].query("#header"):
             return  # the screen is being taken down
+        frame, base, width = self.with_distance(self._frame), self.screen_stack[0], self.size.width
+        self.end_broken_recording()
+        recording = self._recording.name if self._recording is not None else ""
         age_s = max(time.monotonic() - frame.status_since, 0.0)
         strips = {
-            "#header": [draw_header(frame, self._source_title, self._glyphs, width, age_s)],
+            "#header": [draw_header(frame, self._source_title, self._glyphs, width, age_s, recording=recording)],
             "#gauge": draw_gauge(frame, self._glyphs, width),
             "#banner": draw_banner(frame, self._glyphs, width, age_s),
         }

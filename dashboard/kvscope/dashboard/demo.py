@@ -16,6 +16,7 @@ from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, require
 from kvscope.dashboard.viewer import Connected
 from kvscope.events.options import split_prompt
 from kvscope.events.types import BlocksAllocated
+from kvscope.transport.recording.tap import Tap
 from kvscope.transport.source import Source, Status, View
 from kvscope.transport.timetravel import History
 
@@ -87,8 +88,8 @@ def _connect(engine: EngineProcess) -> Connected:
     from kvscope.transport.client import EngineClient
     from kvscope.transport.discovery import resolve
 
-    history = History()
-    return Connected(EngineClient(resolve(engine.name), View(history)).connect(), history)
+    history, tap = History(), Tap()
+    return Connected(EngineClient(resolve(engine.name), View(history, tap)).connect(), history, tap)
 
 
 def _run_headless(source: Source, engine: EngineProcess) -> int:

@@ -14,10 +14,16 @@ MIN_BAR_WIDTH = 34  # beside the numbers; a shorter bar says too little
 _GAP: Part = ("  ", theme.PLAIN)
 
 
-def draw_header(frame: Frame, title: str, glyphs: Glyphs, width: int, age_s: float) -> Strip:
-    """Name, model, connection state, step, rate. `age_s` is how long the connection has been in its state."""
+def draw_header(frame: Frame, title: str, glyphs: Glyphs, width: int, age_s: float, *, recording: str = "") -> Strip:
+    """Name, model, connection state, step, rate.
+
+    `age_s` is how long the connection has been in its state, `recording` the file that the watched is recorded to.
+    """
     left: list[Part] = [(" kvscope ", theme.BRAND), *_engine_words(frame, title, glyphs, width), _GAP]
     left += [state_chip(frame, glyphs, age_s), _GAP]
+    if recording:
+        name = f" {recording}" if width >= 120 else ""
+        left += [(f" {glyphs.dot} REC ", theme.CHIP_NOTICE), (name, theme.TEXT), _GAP]
     left += [("step ", theme.SOFT), (f"{frame.step}", theme.STRONG), _GAP]
     left += _rate_words(frame)
     right: list[Part] = [("?", theme.BRAND), (" help ", theme.SOFT)]

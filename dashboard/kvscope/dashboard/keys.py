@@ -23,7 +23,8 @@ class Key(NamedTuple):
     """`needs` names what must be there for the key to do anything, or nothing.
 
     "engine": control of it. "recording": a past to move in, a file's or an engine's. "live": an engine that can be
-    frozen. "history": it has been. "steps": engine or recording.
+    frozen. "history": it has been. "steps": engine or recording. "tap": something to
+    record.
     """
 
     keys: str
@@ -88,6 +89,7 @@ KEYS = (
     Key("0", "zoom_auto", "zoom auto", "Choose the zoom by the pool's size", footer=False),
     Key("escape", "back", "back out", "Back out one level: selection, cursor, the past", footer=False),
     Key("y", "copy", "copy", "Copy what the focused pane shows to the clipboard", footer=False),
+    Key("R", "record", "record", "Record the engine into a file here, from now on; again ends it", "tap", footer=False),
     Key("s", "save_picture", "svg", "Save an SVG picture of the screen in the current directory"),
     Key("question_mark,f1", "help", "help", "This list of keys"),
     Key("q", "quit", "quit", "Leave"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvscope.dashboard.opening import ScreenFlags, open_dashboard
 from kvscope.dashboard.terminal import exiting_on_signals, require_terminal
 from kvscope.transport.endpoints import Endpoints
+from kvscope.transport.recording.tap import Tap
 from kvscope.transport.source import Control, View
 from kvscope.transport.timetravel import History
 
@@ -22,11 +23,18 @@ class Connected:
     """A client that has been connected already: the dashboard must not start it again. Read-only hides its control.
 
     `no_control` is why there is none, for the prompt line. `history` is what the client's view has shown lately, for
-    walking back.
+    walking back, and `tap` can record it.
     """
 
-    def __init__(self, client: "EngineClient", history: History | None = None, *, read_only: bool = False) -> None:
-        self._client, self.history = client, history
+    def __init__(
+        self,
+        client: "EngineClient",
+        history: History | None = None,
+        tap: Tap | None = None,
+        *,
+        read_only: bool = False,
+    ) -> None:
+        self._client, self.history, self.tap = client, history, tap
         self.view: View = client.view
         self.control: Control | None = None if read_only or client.is_read_only else client.control
         self.no_control = "read-only: this engine takes no prompts (serve --no-control)" if client.is_read_only else ""
@@ -56,9 +64,9 @@ def attach(
 
     require_terminal("attach", "a headless run is: kvscope run --prompt TEXT")
     # Before the screen is taken over, so that a dead endpoint is one line and not an empty dashboard.
-    history = History()
-    client = EngineClient(endpoints, View(history)).connect(connect_timeout_s)
-    with contextlib.closing(Connected(client, history, read_only=read_only)) as source:
+    history, tap = History(), Tap()
+    client = EngineClient(endpoints, View(history, tap)).connect(connect_timeout_s)
+    with contextlib.closing(Connected(client, history, tap, read_only=read_only)) as source:
         return open_dashboard(source, endpoints.label, flags)
 
 

@@ -16,7 +16,7 @@ from kvscope.transport.source import View
 
 
 class Tap:
-    """States: idle -> recording -> ended (`end` was called, or `ended` says why it happened by itself).
+    """States: idle -> recording -> ended (`end` was called, or `ended` says why it happened by itself) -> recording.
 
     A view calls `restart` and `append` with its lock held, which also guards everything here.
     """
@@ -44,6 +44,8 @@ class Tap:
         with view.lock:
             if view.last_seq is None:
                 raise RecordingError("the engine's state has not arrived yet")
+            self.ended = None
+            self.num_batches = self.num_events = self.num_holes = self.num_missing_batches = 0
             self._recorder, self._epoch = recorder, view.state.epoch
             self._began_at = time.monotonic()
             self._keep_state(recorder, view.state, view.last_seq)

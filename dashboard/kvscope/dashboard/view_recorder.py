@@ -1,0 +1,63 @@
+"""Recording what the dashboard watches, from the viewer's side: one key starts it, the same key ends it."""
+
+import os
+import time
+from pathlib import Path
+
+from kvscope.events.text import make_printable
+from kvscope.transport.recording import Recorder, RecordingError
+from kvscope.transport.recording.tap import Tap
+from kvscope.transport.source import View
+
+
+class ViewRecorder:
+    """States: idle <-> recording. Calls are made one at a time, off the UI thread: a disk may be slow."""
+
+    def __init__(self, view: View, tap: Tap) -> None:
+        self._view, self._tap = view, tap
+        self._recorder: Recorder | None = None
+
+    @property
+    def name(self) -> str:
+        """The file being written, for the header; empty when idle."""
+        recorder = self._recorder
+        return "" if recorder is None else make_printable(recorder.path.name)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has ended by itself: then `stop` says why."""
+        return self._recorder is not None and (self._recorder.error or self._tap.ended) is not None
+
+    def start(self) -> str:
+        """From the picture on the screen on; the file's place. Raises RecordingError."""
+        if self._view.last_seq is None:
+            raise RecordingError("nothing to record: the engine's state has not arrived yet")
+        recorder = Recorder(recording_path())
+        try:
+            self._tap.begin(recorder, self._view)
+        except BaseException:
+            recorder.close()
+            raise
+        self._recorder = recorder
+        return f"recording to {recorder.path}; R ends it"
+
+    def stop(self) -> str:
+        """Write the rest; what is in the file. A no-op when idle."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return ""
+        self._tap.end(self._view)
+        recorder.close()
+        reason = recorder.error or (f"ended by itself: {self._tap.ended}" if self._tap.ended else "")
+        kept = f"kept {self._tap.num_batches:,} batches, {self._tap.num_events:,} events: {recorder.path}"
+        return f"{kept}; {reason}" if reason else kept
+
+
+def recording_path() -> Path:
+    """A name with the date; in the current directory, or where that cannot be written, in the XDG data directory."""
+    folder = Path.cwd()
+    if not os.access(folder, os.W_OK):
+        data = os.environ.get("XDG_DATA_HOME", "")
+        folder = (Path(data) if data.startswith("/") else Path.home() / ".local/share") / "kvscope"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / time.strftime("kvscope-%Y%m%d-%H%M%S.mcap")
