@@ -277,7 +277,7 @@ def test_requests_say_why_they_wait():
     frame = frame_of(batches)
     text = "\n".join(request_lines(frame, "r1"))
     assert "›r1 ▶ running" in text
-    assert "r3 ▼ preempted 1×, needs 5 blocks, 1 free" in text
+    assert "r3 ▼ preempted 1×; needs 5 blocks, 1 free" in text
     assert [row.key for row in list_rows(frame)][:3] == ["r1", "r1.0", "r1.1"]
 
 

@@ -220,7 +220,7 @@ def test_a_paced_engine_keeps_its_distance(fake_engine: Any) -> None:
 def test_prompts_are_encoded_while_tokens_are_decoded(real_engine: Any, tiny: Any) -> None:
     """A tokenizer in two threads at once raises "Already borrowed"; so encoding has an instance of its own."""
     served = Served(real_engine(tiny, block_size=4))
-    assert served.engine._encoder is not served.engine._tokenizer
+    assert served.engine._encoder is not served.engine._outputs._tokenizer
     names = [
         served.service.submit("My lord, " * 60, SamplingParams(max_tokens=12, ignore_eos=True), None) for _ in range(40)
     ]
