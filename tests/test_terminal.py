@@ -18,6 +18,7 @@ pytestmark = [
 
 PATIENCE_S = 120.0
 PROMPT = "My lord, what say you n=2 max_tokens=60 temperature=0.8 seed=5"
+COPIED = re.compile(r"(r1\.\d) .*copy-on-write P(\d+) -> P(\d+)")
 
 
 class Tmux:
@@ -119,5 +120,52 @@ def test_a_terminal_that_is_too_small_is_told_so_and_recovers(terminal: Callable
     tmux.wait_for(lambda screen: "60x20" in screen and "50x15" in screen, "both sizes")
     tmux("resize-window", "-t", "s", "-x", "100", "-y", "30")
     tmux.wait_for(lambda screen: "LIVE" in screen, "LIVE again")
+    tmux.keys("q")
+    assert tmux.exit_code() == 0
+
+
+def test_a_copy_on_write_is_followed_from_the_ticker_to_the_block_to_both_tables(
+    terminal: Callable[..., Tmux],
+) -> None:
+    """One sitting: two prompts in one breath, a filter, the copy, its block and tables, help, a small screen, leave."""
+    tmux = terminal(160, 45, "demo", "--max-steps-per-second", "20")
+    tmux.wait_for(lambda screen: "LIVE" in screen, "LIVE")
+    tmux.keys("i")
+    tmux.wait_for(lambda screen: "esc to the grid" in screen, "the prompt in focus")
+    tmux.type(f"{PROMPT}\rO Romeo max_tokens=8\r")
+    tmux.wait_for(lambda screen: {"r1.0", "r1.1", "r2.0"} <= requests_on(screen), "both requests")
+    tmux.keys("Escape")
+    tmux.wait_for(lambda screen: "esc to the grid" not in screen, "the grid in focus")
+
+    tmux.keys("5", "/")
+    tmux.wait_for(lambda screen: "Filter the events" in screen, "the filter's line")
+    tmux.type("copy-on-write")
+    tmux.wait_for(lambda screen: re.search(r"5 Events +/copy-on-write: [1-9]", screen), "the copy alone")
+    tmux.keys("Enter")
+    tmux.wait_for(lambda screen: "Filter the events" not in screen, "the events in focus")
+    tmux.keys("Up", "Enter")
+    screen = tmux.wait_for(lambda screen: "HISTORY" in screen and COPIED.search(screen), "the moment of the copy")
+    copier, source, target = COPIED.search(screen).groups()  # type: ignore[union-attr]
+    other = {"r1.0": "r1.1", "r1.1": "r1.0"}[copier]
+    copied = rf"→ P{target} .*refs 1 .*copied from P{source}"
+    tmux.wait_for(lambda screen: re.search(rf"P{target}  ref count 1  held by {copier} ", screen), "the private block")
+    tmux.wait_for(lambda screen: f"table of {copier}" in screen and re.search(copied, screen), "the copier's table")
+    tmux.keys("2")
+    tmux.keys("Down" if other == "r1.1" else "Up")
+    kept = rf"→ P{source} .*refs 1 "
+    tmux.wait_for(lambda screen: f"table of {other}" in screen and re.search(kept, screen), "the other's table")
+
+    tmux.keys("L")
+    tmux.wait_for(lambda screen: "● LIVE" in screen, "LIVE again")
+    tmux.keys("Space")
+    tmux.wait_for(lambda screen: "HISTORY" in screen, "the view frozen")
+    tmux.keys("?")
+    tmux.wait_for(lambda screen: "Everywhere" in screen, "the help")
+    tmux.keys("Escape")
+    tmux.wait_for(lambda screen: "Everywhere" not in screen, "the dashboard")
+    tmux("resize-window", "-t", "s", "-x", "60", "-y", "20")
+    tmux.wait_for(lambda screen: "1 Block pool" in screen and "5 Events" not in screen, "one list at a time")
+    tmux("resize-window", "-t", "s", "-x", "160", "-y", "45")
+    tmux.wait_for(lambda screen: "1 Block pool" in screen and "5 Events" in screen, "every pane again")
     tmux.keys("q")
     assert tmux.exit_code() == 0
