@@ -25,11 +25,11 @@ def digest(state: EngineState) -> str:
     return hashlib.blake2b(encode_state(state), digest_size=12).hexdigest()
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def wait_until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come about in {PATIENCE_S:.0f} s")
+            raise TimeoutError(f"{what} did not come about in {patience_s:.0f} s")
         time.sleep(0.002)
 
 
