@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from kvscope.events import types as ev
 from kvscope.events.options import OptionError, make_params
+from kvscope.events.state import Breakpoints
 from kvscope.events.types import Batch, EngineInfo, SamplingParams
 from kvscope.transport.source import ListSource, Reply, Status
 
@@ -351,6 +352,12 @@ class StoryControl:
         self.calls.append(("resume", None))
         self._source.paused = False
         self._source.act(lambda engine: [engine.batch("life", ev.EngineResumed())])
+        return settled(Reply(ok=True))
+
+    def set_breakpoints(self, wanted: Breakpoints) -> Future[Reply]:
+        self.calls.append(("break", wanted))
+        changed = ev.BreakpointsChanged(events=list(wanted.events), free_below=wanted.free_below)
+        self._source.act(lambda engine: [engine.batch("control", changed)])
         return settled(Reply(ok=True))
 
     def step(self, num_steps: int = 1) -> Future[Reply]:

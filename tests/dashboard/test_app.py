@@ -11,9 +11,11 @@ import pytest
 from dashboard_story import StoryEngine, StorySource, article_batches, candidates_batches, crowded_engine
 from rich.cells import cell_len
 from textual.binding import Binding
+from textual.widgets import Input, SelectionList
 
 from kvscope.dashboard.app import DashboardApp
 from kvscope.dashboard.block_grid import BlockGrid
+from kvscope.dashboard.breakpoints_screen import BreakpointsScreen
 from kvscope.dashboard.grid import Zoom
 from kvscope.dashboard.help import HelpScreen, draw_help
 from kvscope.dashboard.keys import KEYS, PANES, key_names
@@ -21,8 +23,10 @@ from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import RequestsPane, TablePane, TextPane
 from kvscope.dashboard.prompt import PromptBar, PromptInput
 from kvscope.dashboard.screen_size import Arrangement, arrange
+from kvscope.events import types as ev
 from kvscope.events.audit import Finding
 from kvscope.events.codec import decode_batch, encode_batch
+from kvscope.events.state import Breakpoints
 from kvscope.events.types import SamplingParams
 from kvscope.transport.recording import Recording, ReplaySource
 from kvscope.transport.source import ListSource, Reply, Status
@@ -572,3 +576,34 @@ async def test_strips_that_did_not_change_are_not_painted_again():
         app._draw()
         assert painted == []
         assert app.query_one(PromptBar)
+
+
+async def test_breakpoints_are_chosen_shown_and_cleared():
+    source = live(num_steps=2)
+    async with running(source, (80, 24)) as (app, pilot):
+        await pilot.press("P")
+        await until(pilot, lambda: isinstance(app.screen, BreakpointsScreen) and "copy-on-write" in screen_text(app))
+        await pilot.press("space", "down", "down", "space", "tab", "1", "2", "1", "enter")
+        chosen = Breakpoints(events=("copy-on-write", "eviction"), free_below=121)
+        await until(pilot, lambda: source.control.calls == [("break", chosen)], "what was asked")
+        await until(pilot, lambda: source.view.state.breakpoints == chosen, "the engine says so")
+        await pilot.press("P")
+        await until(pilot, lambda: isinstance(app.screen, BreakpointsScreen), "the choice again")
+        assert app.screen.query_one(SelectionList).selected == ["copy-on-write", "eviction"]
+        assert app.screen.query_one("#breakpoints Input", Input).value == "121"
+        await pilot.press("x")
+        await until(pilot, lambda: source.control.calls[-1] == ("break", Breakpoints()), "cleared")
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_breakpoint_is_named_in_the_header(size):
+    source = live(num_steps=2)
+    async with running(source, size) as (app, pilot):
+        source.act(lambda engine: [engine.batch("control", ev.EnginePaused(reason="copy-on-write at step 412"))])
+        await until(pilot, lambda: "paused: copy-on-write at step 412 " in screen_text(app), "the reason")
+
+
+async def test_no_breakpoints_where_the_engine_takes_no_control():
+    async with running(ListSource(article_batches())) as (app, pilot):
+        await pilot.press("P")
+        assert len(app.screen_stack) == 1

@@ -47,6 +47,7 @@ SAMPLES: tuple[Event, ...] = (
     ev.EngineStopped(reason="done"),
     ev.EnginePaused(),
     ev.EngineResumed(),
+    ev.BreakpointsChanged(events=["copy-on-write"], free_below=12),
     ev.BatchesDropped(num_batches=3),
     ev.AuditFinding(rule=1, message="P0"),
     submitted("r1", n=2),

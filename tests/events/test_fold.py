@@ -7,7 +7,7 @@ import pytest
 
 from kvscope.events import types as ev
 from kvscope.events.audit import Auditor
-from kvscope.events.state import MAX_FINISHED_REQUESTS, EngineState, FoldError, FullState, apply_batch
+from kvscope.events.state import MAX_FINISHED_REQUESTS, Breakpoints, EngineState, FoldError, FullState, apply_batch
 from kvscope.events.types import Batch, Event
 
 MakeBatch = Callable[..., Batch]
@@ -79,6 +79,17 @@ def test_status_of_the_engine(pool: Auditor, batch_of: MakeBatch) -> None:
         (ev.EngineStopped(reason="bye"), "stopped"),
     ):
         assert fold(pool, batch_of, event).status == status
+
+
+def test_a_pause_keeps_its_reason_until_resumed(pool: Auditor, batch_of: MakeBatch) -> None:
+    changed = ev.BreakpointsChanged(events=["eviction"], free_below=3)
+    state = fold(pool, batch_of, changed, ev.EnginePaused(reason="eviction at step 4"))
+    assert (state.pause_reason, state.breakpoints) == (
+        "eviction at step 4",
+        Breakpoints(events=("eviction",), free_below=3),
+    )
+    state = fold(pool, batch_of, ev.EngineResumed())
+    assert (state.pause_reason, state.breakpoints.events) == ("", ("eviction",))
 
 
 def test_counters(pool: Auditor, batch_of: MakeBatch) -> None:

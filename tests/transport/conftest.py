@@ -10,7 +10,7 @@ import pytest
 
 from kvscope.events import types as ev
 from kvscope.events.audit import Auditor
-from kvscope.events.state import EngineState, FullState
+from kvscope.events.state import Breakpoints, EngineState, FullState
 from kvscope.events.types import Batch, Event, Phase, SamplingParams
 from kvscope.transport.client import EngineClient
 from kvscope.transport.control import ControlServer
@@ -217,6 +217,9 @@ class FakeEngine:
 
     def step(self, num_steps: int) -> None:
         self.calls.append(("step", num_steps))
+
+    def set_breakpoints(self, wanted: Breakpoints) -> None:
+        self.calls.append(("break", wanted))
 
     def stats(self) -> dict[str, object]:
         return {"steps": 3}

@@ -8,6 +8,7 @@ import pytest
 import zmq
 
 from kvscope.events.codec import decode_batch, decode_state
+from kvscope.events.state import Breakpoints
 from kvscope.events.types import SamplingParams
 from kvscope.transport.control import REPLAY_CHUNK_BATCHES, ControlServer
 from kvscope.transport.endpoints import EndpointError
@@ -88,7 +89,9 @@ def test_what_the_engine_is_asked(lab, dealer: Dealer) -> None:
     served = lab.serve()
     assert dealer.ask("submit", prompt="hi", options={"n": 2, "stop": ["."]})["request_id"] == "r1"
     assert dealer.ask("submit", prompt="", request_id="mine")["request_id"] == "mine"
-    for op, fields in (("cancel", {"request_id": "r1"}), ("pause", {}), ("resume", {}), ("step", {"num_steps": 3})):
+    breakpoints = {"events": ["refusal", "copy-on-write"], "free_below": 5}
+    moves = (("cancel", {"request_id": "r1"}), ("pause", {}), ("resume", {}), ("step", {"num_steps": 3}))
+    for op, fields in (*moves, ("break", breakpoints)):
         assert dealer.ask(op, **fields) == {"id": 1, "ok": True}
     assert dealer.ask("stats")["stats"] == {"steps": 3}
     assert served.engine.calls == [
@@ -98,6 +101,7 @@ def test_what_the_engine_is_asked(lab, dealer: Dealer) -> None:
         ("pause",),
         ("resume",),
         ("step", 3),
+        ("break", Breakpoints(events=("copy-on-write", "refusal"), free_below=5)),
     ]
 
 
@@ -121,6 +125,11 @@ REFUSED = {
     "negative steps": ("step", {"num_steps": -1}, "num_steps must be"),
     "boolean steps": ("step", {"num_steps": True}, "num_steps must be"),
     "too many steps": ("step", {"num_steps": 10_001}, "from 1 to 10000"),
+    "no breakpoints": ("break", {}, "events must be a list of copy-on-write, preemption"),
+    "unknown breakpoint": ("break", {"events": ["lunch"]}, "events must be a list of"),
+    "breakpoint is a list": ("break", {"events": [[]]}, "events must be a list of"),
+    "free below nothing": ("break", {"events": [], "free_below": 0}, "free_below must be"),
+    "boolean free below": ("break", {"events": [], "free_below": True}, "free_below must be"),
     "replay from nowhere": ("replay", {}, "seq must be"),
     "replay from before the start": ("replay", {"seq": -1}, "seq must be"),
     "replay from text": ("replay", {"seq": "0"}, "seq must be"),
@@ -297,7 +306,7 @@ def test_read_only(lab, dealer: Dealer) -> None:
     served = lab.serve(read_only=True)
     served.publish(3)
     served.drain()
-    for op in ("submit", "cancel", "pause", "resume", "step"):
+    for op in ("submit", "cancel", "pause", "resume", "step", "break"):
         assert "takes no control" in str(dealer.ask(op, prompt="x", request_id="r1", num_steps=1)["error"])
     for op in ("snapshot", "stats", "ping"):
         assert [dealer.ask(op)[field] for field in ("ok", "read_only")] == [True, True]

@@ -11,6 +11,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
+from kvscope.dashboard.breakpoints_screen import BreakpointsScreen
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.help import HelpScreen
@@ -21,6 +22,8 @@ from kvscope.dashboard.selection import find_selected
 from kvscope.dashboard.themed import Look
 from kvscope.dashboard.time_travel import TimeTravelApp
 from kvscope.dashboard.view_recorder import ViewRecorder
+from kvscope.events.describe import describe_breakpoints
+from kvscope.events.state import Breakpoints
 from kvscope.events.text import make_printable
 from kvscope.transport.recording import RecordingError
 from kvscope.transport.recording.tap import Tap
@@ -54,6 +57,21 @@ class ActionsApp(TimeTravelApp):
             self.action_move("step_forward")
         elif (control := self._source.control) is not None:
             self._ask(control.step, "step")
+
+    def action_breakpoints(self) -> None:
+        """Choose what the engine pauses at; what is set is what it says itself, whoever set it."""
+        if self._source.control is not None:
+            self.push_screen(
+                BreakpointsScreen(self._glyphs, self._source.view.state.breakpoints), self._set_breakpoints
+            )
+
+    def _set_breakpoints(self, wanted: Breakpoints | None) -> None:
+        control = self._source.control
+        if wanted is None or control is None:
+            return
+        self._ask(lambda: control.set_breakpoints(wanted), "breakpoints")
+        words = describe_breakpoints(wanted.events, wanted.free_below)
+        self.tell(f"the engine pauses at: {words}" if words else "no breakpoints")
 
     def action_cancel(self) -> None:
         control, chosen = self._source.control, find_selected(self._frame, self._selected)

@@ -131,6 +131,7 @@ class Frame(NamedTuple):
     num_host_blocks: int = 0
     num_host_held: int = 0
     behind: Behind | None = None  # only for the past of a live engine
+    pause_reason: str = ""  # a breakpoint's
 
     def request(self, request_id: str) -> RequestFrame | None:
         place = self.places.get(request_id)
@@ -224,6 +225,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             findings=tuple(view.findings),
             step_elapsed_ns=state.step_elapsed_ns,
             ledger=builder.account(state),
+            pause_reason=state.pause_reason,
             num_host_blocks=len(state.host_ref_counts),
             num_host_held=len(state.host_ref_counts) - state.host_ref_counts.count(0),
         )

@@ -19,7 +19,9 @@ def draw_header(frame: Frame, title: str, glyphs: Glyphs, width: int, age_s: flo
 
     `age_s` is how long the connection has been in its state, `recording` the file that the watched is recorded to.
     """
-    left: list[Part] = [(" kvscope ", theme.BRAND), *_engine_words(frame, title, glyphs, width), _GAP]
+    left: list[Part] = [(" kvscope ", theme.BRAND)]
+    if width >= 80 or not frame.pause_reason:  # else the breakpoint takes the name's place
+        left += [*_engine_words(frame, title, glyphs, width), _GAP]
     left += [state_chip(frame, glyphs, age_s), _GAP]
     if recording:
         name = f" {recording}" if width >= 120 else ""
@@ -51,6 +53,8 @@ def _engine_words(frame: Frame, title: str, glyphs: Glyphs, width: int) -> list[
 def state_chip(frame: Frame, glyphs: Glyphs, age_s: float) -> Part:
     """The connection in one word, told by glyph and word before colour."""
     match frame.status:
+        case Status.LIVE if frame.engine_status == "paused" and frame.pause_reason:
+            return f" {glyphs.pause} paused: {frame.pause_reason} ", theme.CHIP_NOTICE
         case Status.LIVE if frame.engine_status == "paused":
             return f" {glyphs.pause} PAUSED ", theme.CHIP_NOTICE
         case Status.LIVE:

@@ -53,6 +53,7 @@ KEYS = (
     Key("slash", "filter", "filter", "Filter the requests, or the events where they have the focus"),
     Key("p", "toggle_pause", "pause", "Pause or resume the engine", "engine"),
     Key("n,full_stop", "step", "step", "One batch forward in the past; one step of a paused engine", "steps"),
+    Key("P", "breakpoints", "breakpoints", "Breakpoints: what the engine pauses at", "engine", footer=False),
     Key("c", "cancel", "cancel", "Cancel the selected request", "engine"),
     Key("space", "freeze", "freeze", "Freeze the view and walk in its past; the engine goes on", "live"),
     Key(

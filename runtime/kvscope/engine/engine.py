@@ -14,6 +14,7 @@ from kvscope.engine.beam_search import BeamSearch, num_candidates
 from kvscope.engine.beams import Beams
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
+from kvscope.engine.breakpoints import BreakpointWatch
 from kvscope.engine.choice import ChooseToken, RankTokens, draw_seed
 from kvscope.engine.export import export_state
 from kvscope.engine.outputs import Outputs
@@ -23,7 +24,7 @@ from kvscope.engine.request import Sequence as SequenceOfRequest
 from kvscope.engine.scheduler import Limits, Scheduler, StepPlan
 from kvscope.engine.swapping import Swapper
 from kvscope.events import types as ev
-from kvscope.events.state import MAX_FINISHED_REQUESTS, Counters, EngineState, FullState
+from kvscope.events.state import MAX_FINISHED_REQUESTS, Breakpoints, Counters, EngineState, FullState
 from kvscope.events.types import Batch, EngineInfo, EngineStatus, Event, Phase, SamplingParams
 from kvscope.transport.publisher import EventSink
 
@@ -65,6 +66,7 @@ class Engine:
         self.epoch = secrets.token_bytes(16)
         self.step_number = 0
         self.status: EngineStatus = "running"
+        self.pause_reason = ""
         self.counters = Counters()
         self.requests: dict[str, Request] = {}
         self.finished_order: list[str] = []
@@ -72,6 +74,7 @@ class Engine:
         self.phase: Phase = "life"
         self._events: list[Event] = []
         self._pool = BlockPool(info.num_blocks, info.block_size, free_order)
+        self.breakpoints = BreakpointWatch(self._pool)
         self._prefixes = Prefixes(self._pool, self._events) if info.prefix_caching else None
         self._tables = BlockTables(self._pool, self._events, self._prefixes)
         limits = Limits(
@@ -207,13 +210,21 @@ class Engine:
             self._begin("control")
             self._publish()
 
-    def pause(self) -> None:
-        if self.status == "running":
-            self._change_status("paused", ev.EnginePaused())
+    def pause(self, reason: str = "") -> None:
+        """With a reason also when paused already: steps that were asked for have led to a breakpoint."""
+        if self.status == "running" or (reason and self.status == "paused"):
+            self._change_status("paused", ev.EnginePaused(reason=reason), reason)
 
     def resume(self) -> None:
         if self.status == "paused":
             self._change_status("running", ev.EngineResumed())
+
+    def set_breakpoints(self, wanted: Breakpoints) -> None:
+        """Replace what `breakpoints` looks for; whoever steps asks it, and pauses."""
+        self._begin("control")
+        self.breakpoints.change(wanted)
+        self._events.append(ev.BreakpointsChanged(events=list(wanted.events), free_below=wanted.free_below))
+        self._publish()
 
     def stop(self, reason: str) -> None:
         """Say goodbye; nothing may be called afterwards."""
@@ -372,9 +383,9 @@ class Engine:
     def _request_of(self, sequence: SequenceOfRequest) -> Request:
         return self.requests[sequence.sequence_id.rpartition(".")[0]]
 
-    def _change_status(self, status: EngineStatus, event: Event) -> None:
+    def _change_status(self, status: EngineStatus, event: Event, reason: str = "") -> None:
         self._begin("control")
-        self.status = status
+        self.status, self.pause_reason = status, reason
         self._events.append(event)
         self._publish()
 
@@ -394,6 +405,7 @@ class Engine:
         """Hand this phase's events over. Never waits; after a loss, the full state goes out instead."""
         events = tuple(self._events)
         self._events.clear()
+        self.breakpoints.look(events, self.step_number)
         num_dropped = self._sink.take_dropped()
         if num_dropped or self._sink.needs_full_state:
             self.counters.dropped_batches += num_dropped

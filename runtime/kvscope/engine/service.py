@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from kvscope.engine.engine import Engine, RequestRefusedError
+from kvscope.events.state import Breakpoints
 from kvscope.events.types import SamplingParams
 from kvscope.transport.requests import MAX_REQUEST_ID_CHARS, MAX_STEPS, ControlRefused
 
@@ -83,6 +84,13 @@ class EngineService:
             raise ControlRefused("the engine is running; pause it first")
         self._commands.put(lambda: self._allow(num_steps))
 
+    def set_breakpoints(self, wanted: Breakpoints) -> None:
+        """Pause after the step, or the refusal, that brings one of these; they stay set until they are changed."""
+        num_blocks = self._engine.info.num_blocks
+        if wanted.free_below is not None and wanted.free_below > num_blocks:
+            raise ControlRefused(f"free_below is {wanted.free_below}; the pool has {num_blocks} blocks")
+        self._commands.put(lambda: self._engine.set_breakpoints(wanted))
+
     def stats(self) -> dict[str, object]:
         """A few totals; approximate while a step runs."""
         engine = self._engine
@@ -109,16 +117,24 @@ class EngineService:
         try:
             while not self._stopping.is_set():
                 self._run_commands(self._seconds_to_next_step())
+                self._pause_at_breakpoint()
                 self._engine.heal()
                 if self._seconds_to_next_step() == 0 and not self._stopping.is_set():
                     self._steps_allowed = max(self._steps_allowed - 1, 0)
                     self._next_step_at = time.monotonic() + self._step_interval_s
                     self._engine.step()
+                    self._pause_at_breakpoint()
         except BaseException as error:
             self._stop_reason = f"{type(error).__name__}: {error}"
             raise
         finally:
             self._engine.stop(self._stop_reason)
+
+    def _pause_at_breakpoint(self) -> None:
+        hit = self._engine.breakpoints.take_hit()
+        if hit is not None:
+            self._pause_wanted, self._steps_allowed = True, 0
+            self._engine.pause(hit)
 
     def _may_step(self) -> bool:
         if not self._engine.has_work():
@@ -171,4 +187,5 @@ class EngineService:
         self._engine.resume()
 
     def _allow(self, num_steps: int) -> None:
-        self._steps_allowed += num_steps
+        if self._engine.status == "paused":  # else it was resumed meanwhile
+            self._steps_allowed += num_steps

@@ -1,5 +1,7 @@
 """Events as sentences, for the ticker and for logs."""
 
+from collections.abc import Sequence
+
 from kvscope.events import types as ev
 from kvscope.events.state import EngineState, FullState, holders_in
 from kvscope.events.types import Event
@@ -79,8 +81,10 @@ def _describe_life(event: Event) -> str | None:
             return f"engine {info.name} started: {info.num_blocks} blocks of {info.block_size} slots"
         case ev.EngineStopped(reason=reason):
             return f"engine stopped: {reason}"
-        case ev.EnginePaused():
-            return "engine paused"
+        case ev.EnginePaused(reason=reason):
+            return f"engine paused: {reason}" if reason else "engine paused"
+        case ev.BreakpointsChanged(events=names, free_below=free_below):
+            return f"breakpoints: {describe_breakpoints(names, free_below) or 'none'}"
         case ev.EngineResumed():
             return "engine resumed"
         case ev.BatchesDropped(num_batches=count):
@@ -90,6 +94,11 @@ def _describe_life(event: Event) -> str | None:
         case FullState():
             return "full state received"
     return None
+
+
+def describe_breakpoints(names: Sequence[str], free_below: int | None) -> str:
+    """What the engine pauses at, in words; nothing for nothing."""
+    return ", ".join([*names, *([] if free_below is None else [f"free blocks below {free_below}"])])
 
 
 def describe_waiting(kind: str, needed: int, available: int) -> str:

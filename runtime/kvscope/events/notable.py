@@ -27,6 +27,14 @@ _KINDS: dict[type[Event], Notable] = {
 }
 _TYPES = frozenset(_KINDS)
 
+BREAKPOINTS: dict[str, type[Event]] = {
+    "copy-on-write": ev.BlockCopied,
+    "preemption": ev.RequestPreempted,
+    "eviction": ev.BlocksEvicted,
+    "refusal": ev.RequestRefused,
+    "audit finding": ev.AuditFinding,
+}  # what an engine can be told to pause at
+
 
 def notable(event: Event) -> Notable | None:
     """Why this event stands out; None for the ordinary ones."""

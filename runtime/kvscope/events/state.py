@@ -88,6 +88,13 @@ class Counters(msgspec.Struct, kw_only=True):
     blocks_swapped_in: int = 0
 
 
+class Breakpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine pauses at: these events, and the moment in which fewer than `free_below` blocks are free."""
+
+    events: tuple[str, ...] = ()
+    free_below: int | None = None
+
+
 class EngineState(msgspec.Struct, kw_only=True):
     """Everything a viewer shows. `ref_counts[b]` and `written_slots[b]` are indexed by physical block id.
 
@@ -109,6 +116,8 @@ class EngineState(msgspec.Struct, kw_only=True):
     counters: Counters = msgspec.field(default_factory=Counters)
     step_elapsed_ns: int = 0
     host_ref_counts: list[int] = []  # by host block; a fold replaces the list, so that keyframes may share it
+    pause_reason: str = ""  # the breakpoint's, while paused at one
+    breakpoints: Breakpoints = Breakpoints()
 
     def sequence(self, sequence_id: str) -> SequenceState:
         """Raises FoldError for a sequence nobody announced."""
@@ -199,11 +208,15 @@ def _engine_stopped(state: EngineState, event: ev.EngineStopped) -> None:
 
 
 def _engine_paused(state: EngineState, event: ev.EnginePaused) -> None:
-    state.status = "paused"
+    state.status, state.pause_reason = "paused", event.reason
 
 
 def _engine_resumed(state: EngineState, event: ev.EngineResumed) -> None:
-    state.status = "running"
+    state.status, state.pause_reason = "running", ""
+
+
+def _breakpoints_changed(state: EngineState, event: ev.BreakpointsChanged) -> None:
+    state.breakpoints = Breakpoints(events=tuple(event.events), free_below=event.free_below)
 
 
 def _batches_dropped(state: EngineState, event: ev.BatchesDropped) -> None:
@@ -455,6 +468,7 @@ _HANDLERS: dict[type[Event], Callable[[EngineState, Any], None]] = {
     ev.EngineStopped: _engine_stopped,
     ev.EnginePaused: _engine_paused,
     ev.EngineResumed: _engine_resumed,
+    ev.BreakpointsChanged: _breakpoints_changed,
     ev.BatchesDropped: _batches_dropped,
     ev.AuditFinding: _audit_finding,
     ev.RequestSubmitted: _request_submitted,

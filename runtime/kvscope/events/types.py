@@ -96,11 +96,20 @@ class EngineStopped(Event, frozen=True):
 
 
 class EnginePaused(Event, frozen=True):
-    """No step runs until resumed or stepped."""
+    """No step runs until resumed or stepped. `reason` is a breakpoint's, empty where somebody asked for the pause."""
+
+    reason: str = ""
 
 
 class EngineResumed(Event, frozen=True):
     """Steps run freely again."""
+
+
+class BreakpointsChanged(Event, frozen=True):
+    """What the engine pauses at from now on, instead of what it did: events by name, and free blocks falling below."""
+
+    events: list[str]  # names in `BREAKPOINTS`
+    free_below: Count | None = None
 
 
 class BatchesDropped(Event, frozen=True):

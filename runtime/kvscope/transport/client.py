@@ -14,6 +14,7 @@ import msgpack
 import zmq
 
 from kvscope.events.codec import DecodeError, unpack
+from kvscope.events.state import Breakpoints
 from kvscope.transport.calls import Call, PendingCalls, resolve, resolved
 from kvscope.transport.discovery import START_HINT
 from kvscope.transport.endpoints import EndpointError, Endpoints
@@ -125,6 +126,9 @@ class EngineClient:
 
     def step(self, num_steps: int = 1) -> "Future[Reply]":
         return self._call(Op.STEP, num_steps=num_steps)
+
+    def set_breakpoints(self, wanted: Breakpoints) -> "Future[Reply]":
+        return self._call(Op.BREAK, events=list(wanted.events), free_below=wanted.free_below)
 
     def _call(self, op: Op, **fields: object) -> "Future[Reply]":
         request_id = next(self._ids)

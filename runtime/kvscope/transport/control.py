@@ -16,9 +16,11 @@ from typing import Any, Protocol
 import zmq
 
 from kvscope.events.codec import DecodeError
+from kvscope.events.notable import BREAKPOINTS
 from kvscope.events.options import OptionError, make_params
+from kvscope.events.state import Breakpoints
 from kvscope.events.text import make_printable
-from kvscope.events.types import SamplingParams
+from kvscope.events.types import MAX_NUM_BLOCKS, SamplingParams
 from kvscope.transport.keys import ServerKeys
 from kvscope.transport.outbox import Delivery, Outbox, Route
 from kvscope.transport.publisher import Publisher, SnapshotUnavailable
@@ -59,6 +61,7 @@ class ControlHandler(Protocol):
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def step(self, num_steps: int) -> None: ...
+    def set_breakpoints(self, wanted: Breakpoints) -> None: ...
     def stats(self) -> dict[str, object]: ...
 
 
@@ -101,6 +104,7 @@ class ControlServer:
             Op.PAUSE: self._pause,
             Op.RESUME: self._resume,
             Op.STEP: self._step,
+            Op.BREAK: self._break,
         }
         # Bound here so that the caller learns of a bad address; afterwards the thread alone uses it.
         self._listener = Listener(zmq.ROUTER, address, MAX_REQUEST_BYTES, keys)
@@ -209,6 +213,16 @@ class ControlServer:
 
     def _step(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._handler.step(number_field(fields, "num_steps", 1, MAX_STEPS))
+        return {}
+
+    def _break(self, fields: dict[str, Any]) -> dict[str, Any]:
+        names = fields.get("events")
+        if not isinstance(names, list) or not all(isinstance(name, str) and name in BREAKPOINTS for name in names):
+            raise ControlRefused(f"events must be a list of {', '.join(BREAKPOINTS)}")
+        limit = fields.get("free_below")
+        free_below = None if limit is None else number_field(fields, "free_below", 1, MAX_NUM_BLOCKS)
+        events = tuple(name for name in BREAKPOINTS if name in names)
+        self._handler.set_breakpoints(Breakpoints(events=events, free_below=free_below))
         return {}
 
     def _stats(self, fields: dict[str, Any]) -> dict[str, Any]:

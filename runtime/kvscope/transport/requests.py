@@ -25,6 +25,7 @@ class Op(Enum):
     PAUSE = "pause"
     RESUME = "resume"
     STEP = "step"
+    BREAK = "break"
 
 
 READ_ONLY_OPS = frozenset({Op.SNAPSHOT, Op.REPLAY, Op.STATS, Op.PING})

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from kvscope.events.audit import Auditor, Finding
 from kvscope.events.describe import describe
-from kvscope.events.state import EngineState, apply_event, begin_batch
+from kvscope.events.state import Breakpoints, EngineState, apply_event, begin_batch
 from kvscope.events.types import Batch, Event
 
 MAX_LOG_ENTRIES = 5_000
@@ -179,6 +179,7 @@ class Control(Protocol):
     def pause(self) -> "PendingReply": ...
     def resume(self) -> "PendingReply": ...
     def step(self, num_steps: int = 1) -> "PendingReply": ...
+    def set_breakpoints(self, wanted: Breakpoints) -> "PendingReply": ...
 
 
 class PendingReply(Protocol):
