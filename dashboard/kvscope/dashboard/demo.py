@@ -22,6 +22,8 @@ from kvscope.transport.timetravel import History
 
 # Blocks of 4 slots, as in the article: small enough that sharing and copying happen within a line of verse.
 SERVE_ARGUMENTS = ("--block-size", "4", "--num-gpu-blocks-override", "48", "--max-num-seqs", "16")
+# The pool of which the lesson speaks: 24 slots, and no prefix cache that keeps blocks after their request.
+LESSON_ARGUMENTS = ("--block-size", "4", "--num-gpu-blocks-override", "6", "--no-enable-prefix-caching")
 # The first has two candidates and a prompt that does not fill its last block: it is shared, then copied on write.
 SCRIPTED_PROMPTS = (
     "O Romeo, Romeo, wherefore art thou n=2 max_tokens=64 temperature=0.8 seed=1",
@@ -41,14 +43,17 @@ def demo(
     force: bool,
     max_bytes: int | None = None,
     max_steps_per_second: float | None,
+    lesson: bool = False,
 ) -> int:
     """Run the demonstration; the engine is stopped on every way out. The exit code."""
     on_screen = has_terminal()
     if on_screen:
         require_screen("demo")
+    elif lesson:
+        raise CommandError("demo --lesson needs a terminal", ExitCode.USAGE)
     if max_steps_per_second is None and on_screen:
         max_steps_per_second = WATCHABLE_STEPS_PER_SECOND
-    arguments = [*SERVE_ARGUMENTS]
+    arguments = [*(LESSON_ARGUMENTS if lesson else SERVE_ARGUMENTS)]
     if max_steps_per_second is not None:
         arguments += ["--max-steps-per-second", str(max_steps_per_second)]
     if record is not None:
@@ -62,7 +67,9 @@ def demo(
         try:
             if not on_screen:
                 return _run_headless(source, engine)
-            return open_dashboard(source, "tiny-shakespeare", flags, scripted_prompts=SCRIPTED_PROMPTS)
+            return open_dashboard(
+                source, "tiny-shakespeare", flags, scripted_prompts=() if lesson else SCRIPTED_PROMPTS, lesson=lesson
+            )
         finally:
             source.close()
 

@@ -175,6 +175,7 @@ def serve(
 
 
 def demo(
+    lesson: Annotated[bool, typer.Option("--lesson", help="Six moments of a paged KV cache, with captions.")] = False,
     record: flags.Record = None,
     record_max_size: flags.RecordMaxSize = None,
     force: flags.Force = False,
@@ -201,6 +202,7 @@ def demo(
         force=force,
         max_bytes=record_max_size,
         max_steps_per_second=max_steps_per_second,
+        lesson=lesson,
     )
 
 

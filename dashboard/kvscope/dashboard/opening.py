@@ -22,16 +22,24 @@ class ScreenFlags(NamedTuple):
     no_mouse: bool = False
 
 
-def open_dashboard(source: Source, title: str, flags: ScreenFlags, *, scripted_prompts: Sequence[str] = ()) -> int:
+def open_dashboard(
+    source: Source,
+    title: str,
+    flags: ScreenFlags,
+    *,
+    scripted_prompts: Sequence[str] = (),
+    lesson: bool = False,
+) -> int:
     """Draw until the user leaves; the exit code."""
     settings = load_settings()
     color_system = COLOR_SYSTEMS[flags.colors or settings.colors]
     if color_system != "auto":
         os.environ["TEXTUAL_COLOR_SYSTEM"] = color_system  # read once, when Textual is imported
     from kvscope.dashboard.app import DashboardApp
+    from kvscope.dashboard.lesson import LessonApp
     from kvscope.dashboard.themed import Look
 
-    app = DashboardApp(
+    app = (LessonApp if lesson else DashboardApp)(
         source,
         title=title,
         ascii_only=flags.ascii_only or settings.ascii or wants_ascii(),
