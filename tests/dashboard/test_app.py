@@ -497,7 +497,7 @@ async def test_the_palette_holds_every_action():
         expected = {
             f"{key.about}  ({key_names(key.keys)})"
             for key in KEYS
-            if key.needs not in ("recording", "history", "live") and key.keys != "ctrl+q,ctrl+c"
+            if key.needs not in ("recording", "history", "live", "tap") and key.keys != "ctrl+q,ctrl+c"
         }
         assert expected <= offered
         await pilot.press("ctrl+p")
