@@ -164,8 +164,8 @@ def test_a_copy_on_write_is_followed_from_the_ticker_to_the_block_to_both_tables
     tmux.keys("Escape")
     tmux.wait_for(lambda screen: "Everywhere" not in screen, "the dashboard")
     tmux("resize-window", "-t", "s", "-x", "60", "-y", "20")
-    tmux.wait_for(lambda screen: "1 Block pool" in screen and "5 Events" not in screen, "one list at a time")
+    tmux.wait_for(lambda screen: "1 Block pool" in screen and "╭─ 5 Events" not in screen, "one list at a time")
     tmux("resize-window", "-t", "s", "-x", "160", "-y", "45")
-    tmux.wait_for(lambda screen: "1 Block pool" in screen and "5 Events" in screen, "every pane again")
+    tmux.wait_for(lambda screen: "1 Block pool" in screen and "╭─ 5 Events" in screen, "every pane again")
     tmux.keys("q")
     assert tmux.exit_code() == 0

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from textual.binding import Binding
 from textual.widgets import Input, SelectionList
 
-from kvscope.dashboard.app import DashboardApp
+from kvscope.dashboard.app import DashboardApp, FrameReady
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.breakpoints_screen import BreakpointsScreen
 from kvscope.dashboard.grid import Zoom
@@ -607,3 +607,12 @@ async def test_no_breakpoints_where_the_engine_takes_no_control():
     async with running(ListSource(article_batches())) as (app, pilot):
         await pilot.press("P")
         assert len(app.screen_stack) == 1
+
+
+async def test_a_frame_that_comes_while_the_panes_are_taken_down_is_not_drawn(monkeypatch):
+    """Every frame is drawn into all panes; at the end some are gone earlier than others."""
+    async with running(live()) as (app, _):
+        await app.query_one(BlockGrid).remove()
+        monkeypatch.setattr(DashboardApp, "is_running", False)
+        app.on_frame_ready(FrameReady(app._frame))
+        app.draw_top()

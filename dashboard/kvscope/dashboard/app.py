@@ -155,8 +155,8 @@ class DashboardApp(ActionsApp):
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
-        if not self.screen_stack or not self.screen_stack[0].query("#events"):
-            return  # the screen is being taken down
+        if not self.is_running:
+            return  # the screen is being taken down, some panes are gone
         frame, base = self._frame, self.screen_stack[0]
         self.draw_top()
         shown = shown_sequence(frame, self._selected)
@@ -173,8 +173,8 @@ class DashboardApp(ActionsApp):
         self._draw_titles(shown[1].sequence_id if shown is not None else None)
 
     def draw_top(self) -> None:
-        if not self.screen_stack or not self.screen_stack[0].query("#header"):
-            return  # the screen is being taken down
+        if not self.is_running:
+            return  # as above
         frame, base, width = self.with_distance(self._frame), self.screen_stack[0], self.size.width
         self.end_broken_recording()
         recording = self._recording.name if self._recording is not None else ""
