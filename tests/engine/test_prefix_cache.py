@@ -186,7 +186,7 @@ def test_keys_are_pinned() -> None:
 
 
 def test_the_index_forgets_completely() -> None:
-    cache, root = PrefixCache(), root_key("")
+    cache, root = PrefixCache(8), root_key("")
     key = next_key(root, [1, 2])
     assert cache.insert(7, key, root, (1, 2))
     assert not cache.insert(8, key, root, (1, 2))  # the same content again stays where it is
@@ -197,13 +197,20 @@ def test_the_index_forgets_completely() -> None:
     assert (match.block_ids, match.eviction) == ([], Eviction(3, "x.0"))
 
 
-def test_remembered_evictions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_cache, "MAX_REMEMBERED_EVICTIONS", 2)
-    cache, root = PrefixCache(), root_key("")
-    for word in range(5):
+@pytest.mark.parametrize(("num_blocks", "most", "remembered"), [(2, 100, 6), (1_000, 4, 4)])
+def test_remembered_evictions_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, num_blocks: int, most: int, remembered: int
+) -> None:
+    """By the pool's size, and for a large pool by a number."""
+    monkeypatch.setattr(prefix_cache, "REMEMBERED_EVICTIONS_PER_BLOCK", 3)
+    monkeypatch.setattr(prefix_cache, "MAX_REMEMBERED_EVICTIONS", most)
+    cache, root = PrefixCache(num_blocks), root_key("")
+    for word in range(20):
         cache.insert(word, next_key(root, [word]), root, (word,))
         cache.evict(word, Eviction(word, "x.0"))
-    assert len(cache._evictions) == 2
+    assert len(cache._evictions) == remembered
+    assert cache.match(root, [next_key(root, [19])], [19], 1).eviction == Eviction(19, "x.0")
+    assert cache.match(root, [next_key(root, [1])], [1], 1).eviction is None
 
 
 @pytest.mark.parametrize("n", [1, 3])

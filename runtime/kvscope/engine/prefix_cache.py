@@ -15,6 +15,7 @@ from typing import NamedTuple, NewType
 BlockKey = NewType("BlockKey", bytes)
 
 MAX_REMEMBERED_EVICTIONS = 65_536
+REMEMBERED_EVICTIONS_PER_BLOCK = 16  # so that a small pool's memory of what it lost is soon full, and small too
 MAX_SIBLINGS_COMPARED = 256  # when looking for the longest near miss
 
 
@@ -57,7 +58,9 @@ def next_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
 class PrefixCache:
     """An index over blocks; whether a block is held or only kept is the pool's business."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int) -> None:
+        """For a pool of that many blocks."""
+        self._max_evictions = min(REMEMBERED_EVICTIONS_PER_BLOCK * num_blocks, MAX_REMEMBERED_EVICTIONS)
         self._entries: dict[int, _Entry] = {}
         self._blocks: dict[BlockKey, int] = {}
         self._children: dict[BlockKey, dict[int, None]] = {}
@@ -88,7 +91,7 @@ class PrefixCache:
         if not siblings:
             del self._children[parent]
         self._evictions[key] = eviction
-        if len(self._evictions) > MAX_REMEMBERED_EVICTIONS:
+        if len(self._evictions) > self._max_evictions:
             self._evictions.popitem(last=False)
 
     def match(self, root: BlockKey, keys: Sequence[BlockKey], tokens: Sequence[int], block_size: int) -> Match:

@@ -17,7 +17,7 @@ class Prefixes:
         self.step = 0  # the engine's, for evictions to name
         self._pool = pool
         self._events = events
-        self._cache = PrefixCache()
+        self._cache = PrefixCache(pool.num_blocks)
 
     def match(self, sequence: Sequence, num_positions: int, salt: str) -> Match:
         """What is known of positions `0:num_positions`, leaving at least one to compute. Does not mutate."""
