@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "campaigns"))
 
-from lab import Child, wait_until
+from lab import Child, clean_up_when_ended, wait_until
 from lab_engine import Instantly, Load, Words, make_info
 
 from kvscope.engine.choice import Choice
@@ -94,6 +94,7 @@ def main() -> int:
     parser.add_argument("--steps-per-second", type=float, default=100)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    clean_up_when_ended()
     with tempfile.TemporaryDirectory(prefix="kvz") as name:
         frozen, alone = (Measured(Path(name) / which, args.seed) for which in ("frozen", "alone"))
         log = Path(name) / "client.log"

@@ -128,6 +128,27 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> N
         time.sleep(0.02)
 
 
+def children_of(parent: int) -> list[int]:
+    """Processes that were started by `parent`."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 @pytest.fixture
 def kvscope(tmp_path: Path) -> Iterator[Kvscope]:
     command = Kvscope(tmp_path)

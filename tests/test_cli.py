@@ -15,7 +15,7 @@ import pytest
 
 from kvscope.dashboard import screen_size, terminal
 
-from .conftest import COMMAND, Finished, Kvscope, wait_until
+from .conftest import COMMAND, Finished, Kvscope, children_of, is_gone, wait_until
 
 COMMANDS = (
     *("demo", "run", "serve", "attach", "replay", "list"),
@@ -325,26 +325,6 @@ def test_replay_in_a_terminal(kvscope: Kvscope, recording: Path) -> None:
 # --- the demonstration -------------------------------------------------------------------------------------------
 
 
-def engines_of(parent: int) -> list[int]:
-    """Processes that were started by `parent`."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(stat.parent.name))
-    return found
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def test_demo_without_a_terminal(kvscope: Kvscope, tmp_path: Path) -> None:
     done = kvscope("demo", "--record", str(tmp_path / "demo.mcap"))
     assert done.code == 0, done.errors
@@ -368,7 +348,7 @@ def test_demo_shows_why_its_engine_failed(kvscope: Kvscope, recording: Path) -> 
 def test_demo_leaves_no_engine_behind(kvscope: Kvscope, end: signal.Signals) -> None:
     session = kvscope.in_terminal("demo")
     session.wait_for("LIVE")
-    (engine,) = engines_of(session.process.pid)
+    (engine,) = children_of(session.process.pid)
     session.process.send_signal(end)
     code = session.wait()
     wait_until(lambda: is_gone(engine), 30)
@@ -382,8 +362,8 @@ def test_demo_leaves_no_engine_behind(kvscope: Kvscope, end: signal.Signals) -> 
 def test_demo_interrupted_while_loading(kvscope: Kvscope) -> None:
     session = kvscope.in_terminal("demo")
     session.wait_for("loading")
-    wait_until(lambda: len(engines_of(session.process.pid)) == 1)
-    (engine,) = engines_of(session.process.pid)
+    wait_until(lambda: len(children_of(session.process.pid)) == 1)
+    (engine,) = children_of(session.process.pid)
     session.process.send_signal(signal.SIGINT)
     assert session.wait() == 130
     wait_until(lambda: is_gone(engine), 30)

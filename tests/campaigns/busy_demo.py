@@ -27,7 +27,7 @@ import threading
 import time
 from pathlib import Path
 
-from lab import resident_bytes, wait_until
+from lab import TETHER, clean_up_when_ended, resident_bytes, wait_until
 
 from kvscope.dashboard.demo import SERVE_ARGUMENTS
 
@@ -50,7 +50,7 @@ class Command:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", NUM_ROWS, NUM_COLUMNS, 0, 0))
         env = os.environ | {name: str(home) for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvscope.dashboard.cli", *arguments],
+            [*TETHER, sys.executable, "-m", "kvscope.dashboard.cli", *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -133,6 +133,7 @@ def main() -> int:
     parser.add_argument("--steps-per-second", type=float, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     args = parser.parse_args()
+    clean_up_when_ended()
     with tempfile.TemporaryDirectory(prefix="kvs") as name:
         home = Path(name)
         steps = ("--max-steps-per-second", str(args.steps_per_second))

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,26 @@ from kvscope.transport.endpoints import Endpoints, directory_endpoints
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 30.0
+# Whatever happens to the campaign, the kernel ends its children: a stopped one would wait for ever.
+TETHER = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+
+_is_ending = threading.Event()
+
+
+class Interrupted(Exception):  # noqa: N818 - somebody's wish, not an error
+    """The campaign was asked to end."""
+
+
+def clean_up_when_ended() -> None:
+    """From now on SIGTERM and Ctrl-C let every lab, in whichever thread, clean up behind itself first."""
+
+    def end(number: int, _: object) -> None:
+        if not _is_ending.is_set():
+            _is_ending.set()
+            raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
 
 
 def digest(state: EngineState) -> str:
@@ -28,6 +49,8 @@ def digest(state: EngineState) -> str:
 def wait_until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():
+        if _is_ending.is_set():
+            raise Interrupted
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not come about in {patience_s:.0f} s")
         time.sleep(0.002)
@@ -46,7 +69,7 @@ class Child:
 
     def __init__(self, script: str, *arguments: str, prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(HERE / script), *arguments], stdout=subprocess.PIPE, text=True
+            [*prefix, *TETHER, sys.executable, str(HERE / script), *arguments], stdout=subprocess.PIPE, text=True
         )
 
     @property
@@ -90,12 +113,14 @@ class EngineLog:
         self._tail = Tail(path)
         self.digests: dict[tuple[str, int], str] = {}
         self.order: list[tuple[str, int]] = []
+        self.num_read = 0
 
     def read(self) -> None:
         for epoch, time_ns, value in self._tail.lines():
             key = (epoch, int(time_ns))
             self.digests[key] = value
             self.order.append(key)
+            self.num_read += 1
 
     def newest(self) -> tuple[str, int]:
         wait_until(lambda: self.read() or bool(self.order), "the engine's first batch")

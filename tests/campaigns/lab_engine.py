@@ -4,7 +4,7 @@
 It keeps its queue filled with random requests, several candidates each, and writes the digest of its own state, taken
 from its live structures and not from events, for every batch that it hands over: `EPOCH TIME_NS DIGEST`.
 
-SIGUSR1: steps without a pause until the publisher's queue is full and a batch was dropped.
+SIGUSR1: steps while the publisher sends nothing, until its queue is full and a batch was dropped.
 SIGTERM: finish what runs, check that the pool is free, leave.
 """
 
@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,13 @@ class Witness:
         is_taken = self._publisher.publish(batch)
         self.num_refused += not is_taken
         return is_taken
+
+    def overflow(self, step: Callable[[], None]) -> None:
+        """Step until a batch was dropped, whatever the machine's other work lets the publisher's thread do."""
+        before = self.num_refused
+        with self._publisher._mirror_lock:  # the thread waits for it before it sends
+            while self.num_refused == before:
+                step()
 
     @property
     def needs_full_state(self) -> bool:
@@ -149,9 +156,7 @@ def _run(load: Load, witness: Witness, signals: list[int], events_per_second: fl
     while signal.SIGTERM not in signals:
         if signal.SIGUSR1 in signals:
             signals.remove(signal.SIGUSR1)
-            refused = witness.num_refused
-            while witness.num_refused == refused:
-                load.step()
+            witness.overflow(load.step)
             print("full", flush=True)
             started, before = time.monotonic(), witness.num_events
         load.step()
