@@ -50,7 +50,7 @@ WORDS = [
 def engine_info(num_blocks: int, block_size: int, *, model: str = "tiny-shakespeare") -> EngineInfo:
     return EngineInfo(
         name="story", model=model, device="cpu", dtype="float32", attention_backend="torch", block_size=block_size,
-        num_blocks=num_blocks, bytes_per_block=block_size * 1024, num_layers=4, num_kv_heads=2, head_size=32,
+        num_blocks=num_blocks, bytes_per_block=block_size * 1024, num_layers=4, num_kv_heads=2, head_size=16,
         vocab_size=1024, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512, seed=0, kvscope_version="0",
     )  # fmt: skip
 

@@ -243,6 +243,10 @@ class DashboardApp(ActionsApp):
         holders = self._frame.holders(self._cursor) if self._cursor is not None else []
         return frozenset(name for name, _ in holders)
 
+    def on_table_pane_token_pointed(self, message: TablePane.TokenPointed) -> None:
+        self._cursor = message.block_id
+        self._draw()
+
     def on_requests_pane_rearranged(self) -> None:
         self._draw()
 
@@ -272,9 +276,12 @@ class DashboardApp(ActionsApp):
         self._draw()
 
     def action_back(self) -> None:
-        """One level out: the insight screen, the selection, then the cursor, then the past."""
+        """One level out: the insight screen, the token, the selection, then the cursor, then the past."""
+        table = self.screen_stack[0].query_one(TablePane)
         if self.screen_stack[0].has_class("-insight"):
             self.action_pane("grid")
+        elif table.token is not None:
+            table.point(None)
         elif self._selected is not None:
             self.select(None)
         elif self._cursor is not None:

@@ -10,6 +10,7 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.strips import Part, clip, make_strip, measure, piece_parts, wrap_parts
+from kvscope.dashboard.translation import draw_translation
 from kvscope.events.types import BlockCopied, BlocksReleased
 
 
@@ -24,26 +25,48 @@ class TableDrawing:
     """The lines of one table, one per logical block, drawn when asked for: a long sequence has thousands."""
 
     def __init__(
-        self, frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int
+        self, frame: Frame, shown: tuple[RequestFrame, SequenceFrame], glyphs: Glyphs, width: int, *, token: int | None
     ) -> None:
-        self._frame, self._request, self._sequence = frame, request, sequence
+        """With `token`, a position, its translation stands under the row of its block."""
+        self._frame, (self._request, self._sequence) = frame, shown
+        sequence = self._sequence
         self._glyphs, self._width = glyphs, width
         self._notes = Notes(copied_blocks(frame, sequence.sequence_id), find_sharers(frame, sequence))
+        self._token, self._below, self.row = token, list[Strip](), len(sequence.table)  # `row` has the token
+        if token is not None and sequence.table:
+            self.row = token // frame.pool.block_size
+            readers = self._notes.sharers.get(sequence.table[self.row], [])
+            self._below = draw_translation(frame, (sequence, token), readers, glyphs, width)
 
     def __len__(self) -> int:
-        return max(len(self._sequence.table), 1)
+        return max(len(self._sequence.table), 1) + len(self._below)
+
+    @property
+    def num_below(self) -> int:
+        """Lines of the translation, which begin at line `row + 1`."""
+        return len(self._below)
+
+    def logical_at(self, y: int) -> int | None:
+        """The logical block that line `y` is about."""
+        logical = y if y <= self.row else max(y - len(self._below), self.row)
+        return logical if logical < len(self._sequence.table) else None
 
     def __getitem__(self, y: int) -> Strip:
-        width, table = self._width, self._sequence.table
-        if y < len(table):
-            shown = (self._request, self._sequence)
-            return make_strip(_row_words(self._frame, shown, y, self._notes, glyphs=self._glyphs, width=width), width)
-        return make_strip([(f" {_no_blocks(self._request, self._sequence)}", theme.SOFT)], width)
+        width = self._width
+        if self.row < y <= self.row + len(self._below):
+            return self._below[y - self.row - 1]
+        logical = self.logical_at(y)
+        if logical is None:
+            return make_strip([(f" {_no_blocks(self._request, self._sequence)}", theme.SOFT)], width)
+        shown = (self._request, self._sequence)
+        words = _row_words(self._frame, shown, logical, self._notes, glyphs=self._glyphs, width=width)
+        strip = make_strip(words, width)
+        return strip.apply_style(theme.ROW) if self._below and logical == self.row else strip
 
 
 def draw_table(frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int) -> list[Strip]:
     """Every line of a table."""
-    drawing = TableDrawing(frame, request, sequence, glyphs, width)
+    drawing = TableDrawing(frame, (request, sequence), glyphs, width, token=None)
     return [drawing[y] for y in range(len(drawing))]
 
 

@@ -19,7 +19,7 @@ def draw_entry(entry: LogEntry, glyphs: Glyphs, *, brief: bool = False) -> Strip
     return _draw(head, _phase_word(entry.phase), type(entry.event), entry.sentence, glyphs)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=512)  # what is in view; a strip that has been shown carries several kilobytes of Textual's caches
 def _draw(head: str, phase: str, kind: type[Event], sentence: str, glyphs: Glyphs) -> Strip:
     glyph, style, loud = _look(kind, glyphs)
     parts: list[Part] = [
