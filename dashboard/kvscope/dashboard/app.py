@@ -134,7 +134,7 @@ class DashboardApp(ActionsApp):
     def on_frame_ready(self, message: FrameReady) -> None:
         self._frame = message.frame
         self._draw()
-        self._pump.shown()
+        self.when_there_is_room(self._pump.shown)
 
     def on_resize(self, event: Resize) -> None:
         self._arrange(event.size.width, event.size.height)

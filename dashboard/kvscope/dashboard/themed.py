@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from textual.app import App
-
 from kvscope.dashboard import palettes
 from kvscope.dashboard.palettes import Recolour
+from kvscope.dashboard.sparing import SparingApp
 
 
 class Look(NamedTuple):
@@ -20,7 +19,7 @@ class Look(NamedTuple):
     notices: tuple[str, ...] = ()
 
 
-class ThemedApp(App[None]):
+class ThemedApp(SparingApp):
     """An app whose cells follow its theme."""
 
     def __init__(self, look: Look | None = None, *, no_color: bool = False) -> None:

@@ -1,0 +1,175 @@
+"""The screen in cells, as Textual wants it and as the terminal has it, and the shortest way from one to the other.
+
+Textual sends whole lines of whole widgets. Here they are laid into a picture, and only cells that differ from what
+the terminal was last sent become bytes: a jump, the change of colours, the characters. The difference is taken when
+there is room on the line, never earlier, so any number of pictures may be skipped in between.
+
+A cell is one grapheme and its SGR parameters. A grapheme two cells wide has "" in its second cell.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from rich.cells import cell_len, split_graphemes
+from rich.color import ColorSystem
+from textual.strip import Strip
+
+SHORT_GAP = 4  # a jump costs as much as this many cells
+# What Rich can say: attributes by the group that one code switches off, and that code.
+_GROUP = {"1": "weight", "2": "weight", "3": "slant", "4": "line", "21": "line", "5": "blink", "6": "blink"}
+_GROUP |= {"7": "reverse", "8": "hidden", "9": "strike", "51": "frame", "52": "frame", "53": "overline"}
+_OFF = {"weight": "22", "slant": "23", "line": "24", "blink": "25", "reverse": "27", "hidden": "28", "strike": "29"}
+_OFF |= {"frame": "54", "overline": "55", "ink": "39", "ground": "49"}
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+class Row(NamedTuple):
+    """One line of cells."""
+
+    graphemes: list[str]
+    styles: list[str]
+
+
+class Canvas:
+    """What the screen should show, and what the terminal has been sent."""
+
+    def __init__(self) -> None:
+        self.width = self.height = 0
+        self._wanted: list[Row] = []
+        self._sent: list[Row | None] = []  # None: anything may stand there
+        self._dirty: set[int] = set()
+        self._narrow = set(map(chr, range(32, 127)))  # characters known to take one cell
+
+    def resize(self, width: int, height: int) -> None:
+        """Another size: everything is blank, and anything may stand on the terminal."""
+        self.width, self.height = width, height
+        self._wanted = [Row([" "] * width, [""] * width) for _ in range(height)]
+        self.forget()
+
+    def forget(self) -> None:
+        """The terminal may show anything: the next changes are the whole picture."""
+        self._sent = [None] * self.height
+        self._dirty = set(range(self.height))
+
+    def paint(self, x: int, y: int, strip: Strip, colors: ColorSystem) -> None:
+        """Lay a strip into the picture; what would lie outside of it is cut off."""
+        if not 0 <= y < self.height or x >= self.width:
+            return
+        graphemes, styles = self._wanted[y]
+        if graphemes[x] == "":  # the first half of a wide one is left alone: a terminal blanks it
+            graphemes[x - 1] = " "
+        for text, style, control in strip:
+            if control:
+                continue
+            cells = text if self._narrow.issuperset(text) else self._split(text)
+            stop = x + len(cells)
+            graphemes[x:stop] = cells
+            styles[x:stop] = [Strip.render_ansi(style, colors) if style else ""] * len(cells)
+            x = stop
+        if x < self.width and graphemes[x] == "":
+            graphemes[x] = " "
+        del graphemes[self.width :], styles[self.width :]
+        self._dirty.add(y)
+
+    def _split(self, text: str) -> Iterable[str]:
+        """The cells of a text; control characters get none, whoever sent them."""
+        self._narrow.update(char for char in {*text} - self._narrow if cell_len(char) == 1)
+        if self._narrow.issuperset(text):
+            return text
+        cells: list[str] = []
+        text = _CONTROL.sub("", text)
+        for start, stop, width in split_graphemes(text)[0]:
+            cells += [text[start:stop], *[""] * (width - 1)] if width else []
+        return cells
+
+    def differs(self) -> bool:
+        """Whether the terminal shows something else than it should."""
+        self._dirty = {y for y in self._dirty if self._wanted[y] != self._sent[y]}
+        return bool(self._dirty)
+
+    def take_changes(self) -> str:
+        """What brings the terminal from what it was sent to what it should show; it counts as sent from now on."""
+        pieces: list[str] = []
+        style = ""
+        for y in sorted(self._dirty):
+            wanted, sent = self._wanted[y], self._sent[y]
+            if wanted != sent:
+                style = _write_row(pieces, y, wanted, _changed_cells(wanted, sent), style)
+                self._sent[y] = Row(wanted.graphemes[:], wanted.styles[:])
+        self._dirty.clear()
+        return "".join(pieces) + transition(style, "")
+
+
+def _changed_cells(wanted: Row, sent: Row | None) -> Iterable[int]:
+    """Columns that differ, and short gaps between them where they cost less than a jump."""
+    if sent is None:
+        return range(len(wanted.graphemes))
+    cells = zip(wanted.graphemes, sent.graphemes, wanted.styles, sent.styles, strict=True)
+    return _bridged([x for x, (a, b, c, d) in enumerate(cells) if a != b or c != d], wanted.styles)
+
+
+def _bridged(columns: list[int], styles: list[str]) -> Iterator[int]:
+    before = -1 << 20
+    for x in columns:
+        if 1 < x - before <= SHORT_GAP and len({*styles[before:x]}) == 1:
+            yield from range(before + 1, x)
+        yield x
+        before = x
+
+
+def _write_row(pieces: list[str], y: int, row: Row, columns: Iterable[int], style: str) -> str:
+    """Append what writes these columns; `style` is the one in force before, the result the one afterwards."""
+    graphemes, styles = row
+    at: int | None = None  # where the terminal's cursor is
+    for x in columns:
+        grapheme = graphemes[x]
+        if grapheme == "":
+            continue  # its first half brings it, or has
+        if x != at:
+            pieces.append(f"\x1b[{y + 1};{x + 1}H" if at is None or x < at else f"\x1b[{x - at}C")
+        if styles[x] != style:
+            pieces.append(transition(style, styles[x]))
+            style = styles[x]
+        pieces.append(grapheme)
+        width = 2 if x + 1 < len(graphemes) and graphemes[x + 1] == "" else 1
+        at = x + width if len(grapheme) == 1 else None  # terminals disagree about the widths of sequences
+    return style
+
+
+@lru_cache(maxsize=1 << 14)
+def transition(before: str, after: str) -> str:
+    """The shortest escape sequence from one set of SGR parameters to another, both counted from the default."""
+    if before == after:
+        return ""
+    if not after:
+        return "\x1b[m"
+    old, new = _groups(before), _groups(after)
+    changes = [_OFF[name] for name in old if name not in new]
+    for name, codes in new.items():
+        if name in old and old[name] != codes and name not in {"ink", "ground"}:
+            changes.append(_OFF[name])  # attributes of a group add up
+        if old.get(name) != codes:
+            changes.append(codes)
+    whole = f"0;{after}" if before else after
+    return f"\x1b[{min(';'.join(changes), whole, key=len)}m"
+
+
+def _groups(sgr: str) -> dict[str, str]:
+    """SGR parameters by what switches them off together."""
+    found: dict[str, str] = {}
+    codes = iter(sgr.split(";") if sgr else ())
+    for code in codes:
+        name = _GROUP.get(code) or ("ground" if code[0] == "4" or code[:2] == "10" else "ink")
+        if code in {"38", "48"}:
+            mode = next(codes)
+            found[name] = ";".join([code, mode, *(next(codes) for _ in range(3 if mode == "2" else 1))])
+        else:
+            found[name] = f"{found[name]};{code}" if name in found else code
+    return found
+
+
+def color_system(name: str | None) -> ColorSystem:
+    """The colours that a console of Rich's has by its name of them; filters see to there being none."""
+    return {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT}.get(name or "", ColorSystem.TRUECOLOR)
