@@ -37,7 +37,7 @@ class Log:
     def restart(self, state: EngineState, seq: int | None) -> None:
         self.write(f"R {state.epoch.hex()} {state.time_ns} {digest(state)}\n")
 
-    def append(self, seq: int, batch: Batch, state: EngineState, num_bytes: int) -> None:
+    def append(self, seq: int, batch: Batch, state: EngineState, payload: bytes | None) -> None:
         self.write(f"D {state.epoch.hex()} {state.time_ns} {digest(state)}\n")
         if self.is_slow:
             time.sleep(SLOW_S)

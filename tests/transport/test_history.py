@@ -3,10 +3,12 @@
 import copy
 import random
 
+import msgspec
 import pytest
 
-from kvscope.events.codec import encode_batch, encode_state
+from kvscope.events.codec import decode_batch, encode_batch, encode_state
 from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.types import RequestSubmitted, SamplingParams
 from kvscope.transport.healing import receivable
 from kvscope.transport.source import Status, View
 from kvscope.transport.timetravel import History, ReplaySource
@@ -20,7 +22,7 @@ def short_segments(monkeypatch) -> None:
 
 def feed(view: View, batches, first_seq: int = 0) -> None:
     for seq, batch in enumerate(batches, first_seq):
-        view.apply(seq, receivable(batch), num_bytes=len(encode_batch(batch)))
+        view.apply(seq, receivable(batch), payload=encode_batch(batch))
 
 
 def states_of(batches) -> list[bytes]:
@@ -57,6 +59,34 @@ def test_the_past_is_bounded_and_every_moment_of_it_is_right(lab, limit) -> None
         assert encode_state(past.view.state) == states[seq]
     past.close()
     assert past.view.findings == []
+
+
+def test_what_is_long_ago_goes(lab) -> None:
+    """A batch a second: of fifty seconds' memory, fifty batches are left, and what else is in their segment."""
+    stream, history = lab.Stream(3), History(max_ns=50 * 10**9)
+    view = View(history)
+    batches = [msgspec.structs.replace(batch, time_ns=10**9 * second) for second, batch in enumerate(stream.take(300))]
+    feed(view, batches)
+    seqs = [seq for seq, _ in history.freeze().batches]
+    assert seqs == list(range(seqs[0], 300))
+    assert 50 <= len(seqs) <= 50 + 40
+    assert len(seqs) == len(history)
+
+
+def test_batches_are_kept_as_they_came_and_cleaned_again_when_looked_at(lab) -> None:
+    stream, history = lab.Stream(3), History()
+    view = View(history)
+    batches = stream.take(40)
+    feed(view, batches)
+    track = history.freeze()
+    assert [batch for _, batch in track.batches[5:10]] == batches[6:11]  # the first one began the memory
+    event = RequestSubmitted(
+        request_id="r9", prompt="\x1b]0;title", prompt_token_ids=[1], prompt_pieces=["\x1b"], params=SamplingParams()
+    )
+    hostile = msgspec.structs.replace(batches[-1], events=(event,))
+    view.apply(40, decode_batch(encode_batch(hostile), printable=True).batch, payload=encode_batch(hostile))
+    found = history.freeze().batches[-1][1].events[0]
+    assert "\x1b" not in found.prompt + found.prompt_pieces[0]
 
 
 def test_a_frozen_past_does_not_change(lab) -> None:

@@ -27,7 +27,7 @@ class Digests:
         if seq is not None:
             self.by_seq[seq] = digest(state)
 
-    def append(self, seq: int, batch: Batch, state: EngineState, num_bytes: int) -> None:
+    def append(self, seq: int, batch: Batch, state: EngineState, payload: bytes | None) -> None:
         self.by_seq[seq] = digest(state)
 
 

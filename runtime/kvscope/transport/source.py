@@ -52,7 +52,7 @@ class Keeper(Protocol):
     """Remembers what a view has shown. Called with the view's lock held."""
 
     def restart(self, state: EngineState, seq: int | None) -> None: ...
-    def append(self, seq: int, batch: Batch, state: EngineState, num_bytes: int) -> None: ...
+    def append(self, seq: int, batch: Batch, state: EngineState, payload: bytes | None) -> None: ...
 
 
 class View:
@@ -95,8 +95,8 @@ class View:
                 keeper.restart(state, seq)
             self.revision += 1
 
-    def apply(self, seq: int, batch: Batch, num_refused_events: int = 0, num_bytes: int = 0) -> None:
-        """Check, fold and log one batch; `num_bytes` is its size on the wire.
+    def apply(self, seq: int, batch: Batch, num_refused_events: int = 0, payload: bytes | None = None) -> None:
+        """Check, fold and log one batch; `payload` is what came over the wire.
 
         Raises:
             FoldError: it does not fit; the caller must fetch a snapshot.
@@ -106,7 +106,7 @@ class View:
             self._fold(seq, batch)
             self.last_seq = seq
             for keeper in self._keepers:
-                keeper.append(seq, batch, self.state, num_bytes)
+                keeper.append(seq, batch, self.state, payload)
             self.revision += 1
 
     def advance(self, seq: int, batch: Batch, first: int, stop: int) -> None:

@@ -186,7 +186,7 @@ class Synchronizer:
             self._cannot_read(seq)
             return False
         try:
-            self.view.apply(seq, receivable(batch), num_refused, len(payload))
+            self.view.apply(seq, receivable(batch), num_refused, payload)
         except Exception as error:
             self._open_gap(f"batch {seq} does not fit: {one_line(error)}")
             self._need_snapshot()

@@ -55,7 +55,7 @@ class Tap:
         with view.lock:
             self._recorder = None
 
-    def append(self, seq: int, batch: Batch, state: EngineState, num_bytes: int) -> None:
+    def append(self, seq: int, batch: Batch, state: EngineState, payload: bytes | None) -> None:
         """One batch was applied."""
         if self._recorder is None:
             return

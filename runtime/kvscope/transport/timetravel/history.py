@@ -1,18 +1,52 @@
-"""The last minutes of a live engine, bounded in batches and bytes: what `space` lets the user walk through."""
+"""The last minutes of a live engine, bounded in batches, bytes and time: what `space` lets the user walk through.
+
+Batches are kept as they came over the wire, a fifth of what they are decoded, and decoded again where somebody walks.
+"""
 
 import threading
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
+from kvscope.events.codec import decode_batch, encode_batch
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch
-from kvscope.transport.timetravel.track import FrozenTrack
 
-MAX_BATCHES = 60_000  # ten minutes at fifty steps a second
-MAX_BYTES = 96 << 20
+MAX_BATCHES = 60_000
+MAX_BYTES = 48 << 20
+MAX_NS = 30 * 60 * 10**9
 SEGMENT_EVENTS = 2048  # how far a walk folds at most, unless copies of the state are large
 SEGMENTS_IN_BUDGET = 16  # a segment goes as a whole: none may be more than this part of all
-BYTES_PER_WIRE_BYTE = 6  # of a decoded batch, roughly
+BYTES_PER_WIRE_BYTE = 2  # the batch, and the tokens it brought, which copies of the state go on sharing
+BYTES_PER_BATCH = 128
+
+
+@dataclass(slots=True)
+class HistoryColumns:
+    """Numbers of every batch: see `Columns`. What a survey would add is not known."""
+
+    seqs: "array[int]" = field(default_factory=lambda: array("q"))
+    steps: "array[int]" = field(default_factory=lambda: array("q"))
+    times_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    num_events: "array[int]" = field(default_factory=lambda: array("q"))
+    held: "array[int]" = field(default_factory=lambda: array("q"))
+    kinds: "array[int]" = field(default_factory=lambda: array("B"))
+    checkpoints: "array[int]" = field(default_factory=lambda: array("q"))
+    num_blocks: int = 0
+
+    def add(self, seq: int, batch: Batch) -> None:
+        self.seqs.append(seq)
+        self.steps.append(batch.step)
+        self.times_ns.append(batch.time_ns)
+        self.num_events.append(len(batch.events))
+
+    def extend(self, other: "HistoryColumns") -> None:
+        self.seqs += other.seqs
+        self.steps += other.steps
+        self.times_ns += other.times_ns
+        self.num_events += other.num_events
 
 
 @dataclass(slots=True)
@@ -21,9 +55,55 @@ class _Segment:
 
     keyframe: Keyframe
     seq: int | None  # of the batch before
-    batches: list[tuple[int, Batch]] = field(default_factory=list)
+    columns: HistoryColumns = field(default_factory=HistoryColumns)
+    batches: list[bytes | Batch] = field(default_factory=list)  # encoded, but for those that hold a full state
     num_events: int = 0
     num_bytes: int = 0  # of the batches
+
+
+class _Decoding(Sequence[tuple[int, Batch]]):
+    """Batches decoded at every look."""
+
+    def __init__(self, seqs: Sequence[int], batches: Sequence[bytes | Batch]) -> None:
+        self._seqs, self._batches = seqs, batches
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[int, Batch]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[tuple[int, Batch]]: ...
+    def __getitem__(self, place: int | slice) -> tuple[int, Batch] | list[tuple[int, Batch]]:
+        if isinstance(place, slice):
+            return [self[index] for index in range(*place.indices(len(self)))]
+        batch = self._batches[place]
+        return self._seqs[place], decode_batch(batch, printable=True).batch if isinstance(batch, bytes) else batch
+
+
+class FrozenTrack:
+    """A stretch of a live engine's past: an `IndexedTrack`. Any thread may read."""
+
+    num_refused_events = 0
+    missing = None
+
+    def __init__(self, segments: Sequence[_Segment]) -> None:
+        self.columns = HistoryColumns()
+        batches: list[bytes | Batch] = []
+        self._keyframes = []
+        for segment in segments:
+            if batches:
+                self.columns.checkpoints.append(len(batches))
+                self._keyframes.append(segment.keyframe)
+            self.columns.extend(segment.columns)
+            batches += segment.batches
+        self.batches: Sequence[tuple[int, Batch]] = _Decoding(self.columns.seqs, batches)
+        self.initial_state = segments[0].keyframe.restore() if segments else None
+        self.initial_seq = segments[0].seq if segments else None
+
+    def checkpoint(self, number: int) -> EngineState:
+        """The state after `columns.checkpoints[number]` batches, for the caller to fold on."""
+        return self._keyframes[number].restore()
 
 
 class History:
@@ -32,8 +112,8 @@ class History:
     The view calls `restart` and `append`; any thread may `freeze`.
     """
 
-    def __init__(self, *, max_batches: int = MAX_BATCHES, max_bytes: int = MAX_BYTES) -> None:
-        self._max_batches, self._max_bytes = max_batches, max_bytes
+    def __init__(self, *, max_batches: int = MAX_BATCHES, max_bytes: int = MAX_BYTES, max_ns: int = MAX_NS) -> None:
+        self._max_batches, self._max_bytes, self._max_ns = max_batches, max_bytes, max_ns
         self._lock = threading.Lock()
         self._segments: list[_Segment] = []
         self._num_batches = self._num_bytes = 0
@@ -48,16 +128,17 @@ class History:
                 batch = Batch(
                     epoch=state.epoch, step=state.step, phase=state.phase, time_ns=state.time_ns, events=events
                 )
-                self._add(seq, batch, 2 * Keyframe(state).num_bytes)
+                self._add(seq, batch, batch, 2 * Keyframe(state).num_bytes)
             self._begin_segment(state, seq)
 
-    def append(self, seq: int, batch: Batch, state: EngineState, num_bytes: int) -> None:
-        """Keep a batch; `state` is the state after it, `num_bytes` its size on the wire."""
+    def append(self, seq: int, batch: Batch, state: EngineState, payload: bytes | None) -> None:
+        """Keep a batch; `state` is the state after it, `payload` what came over the wire."""
         with self._lock:
             if not self._segments:
                 self._begin_segment(state, seq)
                 return
-            self._add(seq, batch, BYTES_PER_WIRE_BYTE * num_bytes)
+            kept = encode_batch(batch) if payload is None else payload
+            self._add(seq, batch, kept, BYTES_PER_WIRE_BYTE * len(kept) + BYTES_PER_BATCH)
             if self._is_full(self._segments[-1]):
                 self._begin_segment(state, seq)
             self._trim()
@@ -65,15 +146,7 @@ class History:
     def freeze(self) -> FrozenTrack:
         """The past as it is now; what comes later does not change it."""
         with self._lock:
-            batches: list[tuple[int, Batch]] = []
-            keyframes = []
-            for segment in self._segments:
-                keyframes.append((len(batches), segment.keyframe))
-                batches += segment.batches
-            if not keyframes:
-                return FrozenTrack([])
-            first = self._segments[0]
-        return FrozenTrack(batches, first.keyframe.restore(), first.seq, keyframes=keyframes)
+            return FrozenTrack(self._segments)
 
     def __len__(self) -> int:
         return self._num_batches
@@ -88,9 +161,10 @@ class History:
         self._segments.append(segment)
         self._num_bytes += segment.keyframe.num_bytes
 
-    def _add(self, seq: int, batch: Batch, num_bytes: int) -> None:
+    def _add(self, seq: int, batch: Batch, kept: bytes | Batch, num_bytes: int) -> None:
         segment = self._segments[-1]
-        segment.batches.append((seq, batch))
+        segment.columns.add(seq, batch)
+        segment.batches.append(kept)
         segment.num_events += len(batch.events)
         segment.num_bytes += num_bytes
         self._num_batches += 1
@@ -103,7 +177,12 @@ class History:
         return (is_long and is_worth_a_copy) or len(segment.batches) * SEGMENTS_IN_BUDGET >= self._max_batches
 
     def _trim(self) -> None:
-        while len(self._segments) > 1 and (self._num_batches > self._max_batches or self._num_bytes > self._max_bytes):
+        while len(self._segments) > 1 and self._has_too_much():
             oldest = self._segments.pop(0)
             self._num_batches -= len(oldest.batches)
             self._num_bytes -= oldest.num_bytes + oldest.keyframe.num_bytes
+
+    def _has_too_much(self) -> bool:
+        first, last = self._segments[0].columns.times_ns, self._segments[-1].columns.times_ns
+        is_long_ago = bool(first and last) and last[-1] - first[-1] > self._max_ns
+        return is_long_ago or self._num_batches > self._max_batches or self._num_bytes > self._max_bytes

@@ -2,7 +2,7 @@
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
@@ -24,7 +24,6 @@ class Keyframes:
         self,
         events_before: Sequence[int],
         *,
-        given: Iterable[tuple[int, Keyframe]] = (),
         max_count: int | None = None,
         max_bytes: int | None = None,
         spacing: int | None = None,
@@ -37,9 +36,9 @@ class Keyframes:
         self._spacing = MIN_SPACING_EVENTS if spacing is None else spacing
         self._stored = stored if stored is not None and len(stored.columns.checkpoints) else None
         self._lock = threading.Lock()
-        self._kept = dict(given)
-        self._positions = sorted(self._kept)
-        self._num_bytes = sum(keyframe.num_bytes for keyframe in self._kept.values())
+        self._kept: dict[int, Keyframe] = {}
+        self._positions: list[int] = []
+        self._num_bytes = 0
         self._trail: list[tuple[int, Keyframe]] = []
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from kvscope.transport.source import Control, Status, View
 from kvscope.transport.timetravel.keyframes import Keyframes
 from kvscope.transport.timetravel.signposts import Signposts
 from kvscope.transport.timetravel.survey import Survey
-from kvscope.transport.timetravel.track import FrozenTrack, IndexedTrack, Place, Track, TrackIndex
+from kvscope.transport.timetravel.track import IndexedTrack, Place, Track, TrackIndex
 from kvscope.transport.timetravel.walker import UnfitBatchError, Walker
 from kvscope.transport.timetravel.watch import Matches, admits, changes_block, lets_go_of, preempts
 
@@ -29,8 +29,7 @@ class Player:
         self.index = TrackIndex(track)
         self.length = len(self.index)
         stored = track if isinstance(track, IndexedTrack) else None
-        given = track.keyframes if isinstance(track, FrozenTrack) else ()
-        keyframes = Keyframes(self.index.events_before, given=given, stored=stored)
+        keyframes = Keyframes(self.index.events_before, stored=stored)
         self.survey = Survey(track, self.index, keyframes, self._show_findings)
         self._signposts = Signposts(self.index, self.survey)
         self._walker = Walker(track, self.index, keyframes, view)

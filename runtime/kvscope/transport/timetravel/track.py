@@ -3,11 +3,9 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.healing import receivable
@@ -43,23 +41,14 @@ class Columns(Protocol):
 
 @runtime_checkable
 class IndexedTrack(Track, Protocol):
-    """A track on disk; `checkpoint(k)` is the state after `columns.checkpoints[k]` batches."""
+    """A track whose batches are decoded when somebody looks.
+
+    `checkpoint(k)` is the state after `columns.checkpoints[k]` batches.
+    """
 
     @property
     def columns(self) -> Columns: ...
     def checkpoint(self, number: int) -> EngineState: ...
-
-
-@dataclass(slots=True, frozen=True)
-class FrozenTrack:
-    """A stretch of a live engine's past; `keyframes[i]` is `(position, copy of the state there)`."""
-
-    batches: Sequence[tuple[int, Batch]]
-    initial_state: EngineState | None = None
-    initial_seq: int | None = None
-    num_refused_events: int = 0
-    missing: str | None = None
-    keyframes: Sequence[tuple[int, Keyframe]] = field(default=())
 
 
 class Place(NamedTuple):
