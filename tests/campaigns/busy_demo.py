@@ -5,7 +5,7 @@
 
 `kvscope serve` with the blocks of `kvscope demo`, and `kvscope attach` in a pseudo-terminal of 120x36. A prompt is
 typed every second or so, with options that make it share, copy, wait and end early; now and then another pane is
-opened. The first third of the minutes, five at most, is warm-up; growth is the slope of what follows. Exit code 1: an
+opened. The first half hour, until the dashboard's memory of the past is full, is warm-up; growth is the slope of what follows. Exit code 1: an
 exception in either process's output, one that ended by itself or not with 0, or, in a run of an hour and more, growth
 of more than 1 MiB an hour.
 """
@@ -30,11 +30,13 @@ from pathlib import Path
 from lab import TETHER, clean_up_when_ended, resident_bytes, wait_until
 
 from kvscope.dashboard.demo import SERVE_ARGUMENTS
+from kvscope.transport.timetravel.history import MAX_NS
 
 START_S = 180.0
 NUM_COLUMNS, NUM_ROWS = 120, 36
 MAX_GROWTH_MIB_PER_HOUR = 1.0
 JUDGED_MINUTES = 60
+WARM_UP_MINUTES = MAX_NS // 60_000_000_000 + 2  # until the dashboard's memory of the past is full
 TAIL_BYTES = 1 << 16
 WORDS = ("O Romeo", "my lord", "what say you", "now is the winter", "good night", "sweet prince", "to be", "or not")
 F2_TO_F7 = ("\x1bOQ", "\x1bOR", "\x1bOS", "\x1b[15~", "\x1b[17~", "\x1b[18~")
@@ -123,7 +125,7 @@ def watch(engine: Command, screen: Command, args: argparse.Namespace) -> list[li
 
 def growth(values: list[float]) -> float:
     """MiB an hour after the warm-up; zero where there is nothing to compare."""
-    after = values[min(len(values) // 3, 5) :]
+    after = values[min(len(values) // 2, WARM_UP_MINUTES) :]
     return statistics.linear_regression(range(len(after)), after).slope * 60 if len(after) > 1 else 0.0
 
 
