@@ -5,9 +5,9 @@
 
 `kvscope serve` with the blocks of `kvscope demo`, and `kvscope attach` in a pseudo-terminal of 120x36. A prompt is
 typed every second or so, with options that make it share, copy, wait and end early; now and then another pane is
-opened. The first half hour, until the dashboard's memory of the past is full, is warm-up; growth is the slope of what follows. Exit code 1: an
-exception in either process's output, one that ended by itself or not with 0, or, in a run of an hour and more, growth
-of more than 1 MiB an hour.
+opened. The first half hour, until the dashboard's memory of the past is full, is warm-up; growth is the slope of what
+follows. Exit code 1: an exception in either process's output, one that ended by itself or not with 0, or, in a run of
+an hour and more, growth of more than 1 MiB an hour.
 """
 
 import argparse
