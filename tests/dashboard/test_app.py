@@ -16,7 +16,7 @@ from textual.widgets import Input, SelectionList
 from kvscope.dashboard.app import DashboardApp, FrameReady
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.breakpoints_screen import BreakpointsScreen
-from kvscope.dashboard.grid import Zoom
+from kvscope.dashboard.grid_layout import Zoom
 from kvscope.dashboard.help import HelpScreen, draw_help
 from kvscope.dashboard.keys import KEYS, PANES, key_names
 from kvscope.dashboard.pane import StripPane, StripWidget

@@ -1,20 +1,28 @@
 """Pure drawing, as text: what a monochrome screenshot would show."""
 
+import numpy as np
 import pytest
 from dashboard_story import article_batches, candidates_batches, crowded_engine
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.style import Style
 
 from kvscope.dashboard.cards import build_captions, draw_card_row
-from kvscope.dashboard.frames import Frame, FrameBuilder, PoolFrame, build_frame, build_pool
+from kvscope.dashboard.cells import make_cells
+from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE
-from kvscope.dashboard.grid import NO_LIGHT, Light, Zoom, block_glyph, draw_row, lay_out
+from kvscope.dashboard.grid import block_glyph, draw_row
+from kvscope.dashboard.grid_layout import NO_LIGHT, Light, Zoom, lay_out
 from kvscope.dashboard.header import draw_banner, draw_bar, draw_gauge, draw_header, format_bytes
 from kvscope.dashboard.inspector import draw_block
+from kvscope.dashboard.owners import SEVERAL
+from kvscope.dashboard.pool_frame import PoolFrame, build_pool
 from kvscope.dashboard.requests import draw_request_row, list_rows
 from kvscope.dashboard.selection import light_of, shown_sequence, touched_blocks
 from kvscope.dashboard.strips import clip, clip_start, wrap_parts
 from kvscope.dashboard.table import copied_blocks, draw_table, draw_text
-from kvscope.dashboard.theme import TEXT
+from kvscope.dashboard.theme import BOLD, CURSOR, FAINT, TEXT, lit_style, owner_style
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.events.audit import Finding
 from kvscope.events.types import BlocksReleased
@@ -366,3 +374,44 @@ def test_wrapping_loses_no_character():
     text = "a long sentence with averyveryverylongword in it, and an end"
     shown = "".join(strip.text.strip() for strip in wrap_parts([(text, TEXT)], 9))
     assert shown.replace(" ", "") == text.replace(" ", "")
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_cells_by_numpy_are_those_found_block_by_block(data):
+    """At random pools, sizes, selections and cursors: the character and the style of every cell."""
+    size = data.draw(st.integers(1, 120), "blocks")
+    column = st.lists(st.integers(0, 12), min_size=size, max_size=size)
+    refs, written = data.draw(column, "refs"), data.draw(column, "written")
+    owners = [data.draw(st.integers(0, SEVERAL)) if count else 0 for count in refs]
+    pool = build_pool(4, refs, written, ())._replace(owners=np.array(owners, np.uint8))
+    some = st.sets(st.integers(0, size - 1), max_size=9)
+    logical = {block_id: logical for logical, block_id in enumerate(data.draw(some, "lit"))}
+    cursor = data.draw(st.none() | st.integers(0, size - 1), "cursor")
+    light = Light(logical, data.draw(st.booleans(), "dim"), cursor, frozenset(data.draw(some, "fresh")))
+    zoom = data.draw(st.sampled_from([Zoom.DENSE, Zoom.GROUPS]), "zoom")
+    layout = lay_out(pool, data.draw(st.integers(8, 40), "width"), 3, zoom)
+    cells = make_cells(pool, layout, range(layout.rows), light, UNICODE)
+    shown = [(char, style) for row in cells.rows for text, style in cells.parts(row) for char in text]
+    groups = [range(start, min(start + layout.group, size)) for start in range(0, size, layout.group)]
+    assert shown == [plain_cell(pool, group, light, zoom) for group in groups]
+
+
+def plain_cell(pool: PoolFrame, block_ids: range, light: Light, zoom: Zoom) -> tuple[str, Style]:
+    first, refs = block_ids[0], [int(pool.refs[block_id]) for block_id in block_ids]
+    num_held = len(refs) - refs.count(0)
+    char, style = UNICODE.levels[-(-num_held * (len(UNICODE.levels) - 1) // len(refs))], FAINT
+    if zoom is Zoom.DENSE:
+        state = block_glyph(refs[0], pool.written[first], pool.block_size, UNICODE)
+        char = state if refs[0] < 2 else str(refs[0]) if refs[0] < 10 else UNICODE.many
+    if light.cursor in block_ids:
+        return char, CURSOR
+    if lit := [block_id for block_id in block_ids if block_id in light.logical]:
+        return char, lit_style(pool.owners[lit[0]])
+    if not light.dim_others:
+        style = owner_style(next((owner for owner in pool.owners[block_ids.start : block_ids.stop] if owner), 0))
+        style = style + BOLD if zoom is Zoom.DENSE and first in light.fresh else style
+    return char, style

@@ -14,12 +14,13 @@ from dashboard_story import StorySource, crowded_engine
 from rich.cells import cell_len
 from test_app import running, screen_text, until
 
-from kvscope.dashboard.frames import build_pool
 from kvscope.dashboard.glyphs import ASCII, UNICODE
-from kvscope.dashboard.grid import NO_LIGHT, Zoom, draw_row, lay_out
+from kvscope.dashboard.grid import draw_row
+from kvscope.dashboard.grid_layout import NO_LIGHT, Zoom, lay_out
 from kvscope.dashboard.keys import PANES
 from kvscope.dashboard.palettes import ANSI, Recolour, css_variables
 from kvscope.dashboard.pane import StripPane
+from kvscope.dashboard.pool_frame import build_pool
 from kvscope.dashboard.themed import Look
 
 FOLDER = Path(__file__).parent / "snapshots"

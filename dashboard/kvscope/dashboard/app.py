@@ -107,7 +107,7 @@ class DashboardApp(ActionsApp):
         self._source.start()
         self._arrange()
         self.query_one("#grid").focus()
-        self._pump.start()
+        self.call_after_refresh(self._pump.start)  # the first picture needs to know its room
         self.set_interval(0.5, self.draw_top)
         self.tell_notices()
         if self._look.prompts is not None:

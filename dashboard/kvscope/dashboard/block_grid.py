@@ -4,18 +4,20 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.strip import Strip
 
 from kvscope.dashboard.cards import Captions, draw_card_row, draw_holders_row
-from kvscope.dashboard.frames import EMPTY_POOL, PoolFrame
+from kvscope.dashboard.cells import Cells, make_cells
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.grid import NO_LIGHT, GridLayout, Light, Zoom, draw_row, lay_out, legend
+from kvscope.dashboard.grid import draw_row, legend
+from kvscope.dashboard.grid_layout import NO_LIGHT, GridLayout, Light, Zoom, lay_out
 from kvscope.dashboard.pane import StripPane
+from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
 from kvscope.dashboard.strips import make_strip
 
-_RowKey = tuple[tuple[int, ...], tuple[int, ...], bytes, tuple[int, ...], int | None]
+_RowKey = tuple[object, ...]
 
 
 class BlockGrid(StripPane):
@@ -52,6 +54,8 @@ class BlockGrid(StripPane):
         self._cached_for: tuple[object, ...] = ()
         self._fresh: dict[int, tuple[int, ...]] = {}  # by row
         self._painted: dict[int, Strip] = {}
+        self._drawn_width = 0
+        self._cells: Cells | None = None  # of the rows in view, at a zoom with one character per cell
         self._cards: dict[int, list[Strip]] = {}  # rows of more than one line, for this frame only
         self.layout_now: GridLayout = lay_out(EMPTY_POOL, 1, 1)
 
@@ -62,6 +66,7 @@ class BlockGrid(StripPane):
     def redraw(self) -> None:
         """Lay out, then paint the visible lines that differ from what is on the screen."""
         width, height = self.content_width, self.content_height
+        self._drawn_width = width
         if width <= 0 or height <= 0 or not self.display:
             return
         # One line less than there is: the legend has the last one.
@@ -69,6 +74,7 @@ class BlockGrid(StripPane):
         self.border_subtitle = self._subtitle()
         self._forget_stale_rows(width)
         top, size = self.scroll_offset.y, Size(width, max(self.layout_now.height + 1, height))
+        self._cells = self._make_cells(top, height)
         painted = {y: self._line(y, width, size.height) for y in range(top, top + height)}
         before, self._painted = self._painted, painted
         if size != self.virtual_size:
@@ -78,6 +84,19 @@ class BlockGrid(StripPane):
         for y, strip in painted.items():
             if before.get(y) != strip:
                 self.refresh_line(y)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """A scrollbar that has come or gone since the last picture has changed the width."""
+        if self.content_width != self._drawn_width:
+            self.call_later(self.redraw)
+        return super().render_lines(crop)
+
+    def _make_cells(self, top: int, height: int) -> Cells | None:
+        layout = self.layout_now
+        rows = range(min(top, layout.rows), min(top + height, layout.rows))
+        if layout.zoom < Zoom.DENSE or not rows:
+            return None
+        return make_cells(self._pool, layout, rows, self._light, self._glyphs)
 
     def line_at(self, y: int) -> Strip:
         return self._painted.get(y) or self._line(y, self.content_width, self.virtual_size.height)
@@ -103,7 +122,8 @@ class BlockGrid(StripPane):
     def _forget_stale_rows(self, width: int) -> None:
         light, layout = self._light, self.layout_now
         self._cards = {}
-        common = (layout, self._pool.block_size, tuple(light.logical.items()), light.dim_others, width)
+        lit = tuple(light.logical.items()) if layout.zoom < Zoom.DENSE else ()  # cells tell by themselves
+        common = (layout, self._pool.block_size, lit, light.dim_others, width)
         if common != self._cached_for:
             self._cache, self._cached_for = {}, common
         by_row: dict[int, list[int]] = {}
@@ -112,17 +132,23 @@ class BlockGrid(StripPane):
         self._fresh = {row: tuple(block_ids) for row, block_ids in by_row.items()}
 
     def _row(self, row: int, width: int) -> Strip:
+        cells = self._cells if self._cells is not None and row in self._cells.rows else None
+        key = cells.key(row) if cells is not None else self._key(row)
+        cached = self._cache.get(row)
+        if cached is None or cached[0] != key:
+            pool, layout, light, glyphs = self._pool, self.layout_now, self._light, self._glyphs
+            strip = draw_row(pool, layout, row, light, glyphs=glyphs, width=width, cells=cells)
+            cached = self._cache[row] = (key, strip)
+        return cached[1]
+
+    def _key(self, row: int) -> _RowKey:
+        """Everything that a row depends on, but for what it has in common with the others."""
         pool, layout, cursor = self._pool, self.layout_now, self._light.cursor
         start = row * layout.blocks_per_row
         stop = start + layout.blocks_per_row
         here = cursor if cursor is not None and start <= cursor < stop else None
-        fresh = self._fresh.get(row, ())
-        key = (pool.refs[start:stop], pool.written[start:stop], pool.owners[start:stop], fresh, here)
-        cached = self._cache.get(row)
-        if cached is None or cached[0] != key:
-            strip = draw_row(pool, layout, row, self._light, glyphs=self._glyphs, width=width)
-            cached = self._cache[row] = (key, strip)
-        return cached[1]
+        refs, written, owners = (column[start:stop].tobytes() for column in (pool.refs, pool.written, pool.owners))
+        return refs, written, owners, self._fresh.get(row, ()), here
 
     def _subtitle(self) -> str:
         layout = self.layout_now

@@ -11,9 +11,11 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.frames import Frame, PoolFrame
+from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.grid import MAX_CARDS, GridLayout, Light, block_style, name_style, slot_glyphs
+from kvscope.dashboard.grid import block_style, name_style, slot_glyphs
+from kvscope.dashboard.grid_layout import MAX_CARDS, GridLayout, Light
+from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, clip, make_strip, measure, piece_parts
 
 

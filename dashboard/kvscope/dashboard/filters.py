@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kvscope.dashboard.frames import RequestFrame
+from kvscope.dashboard.copies import RequestFrame
 from kvscope.events.types import Event
 from kvscope.transport.source import LogEntry
 

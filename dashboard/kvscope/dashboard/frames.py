@@ -1,99 +1,28 @@
 """One picture's worth of facts: frozen values copied out of a `View`, so that drawing never touches live state.
 
-The copies under the lock are whole-list copies at C speed; everything that loops in Python runs after the lock is
-released.
+Under the lock columns are copied whole and sequences only when they have changed; the pool is counted and coloured
+after the lock is released.
 """
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
-from operator import not_
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
 from kvscope.analysis.ledger import Bookkeeper, Ledger
-from kvscope.dashboard.owners import OwnerCodes, owner_code
+from kvscope.dashboard.copies import RequestFrame, SequenceCopies, SequenceFrame, copy_request
+from kvscope.dashboard.owners import OwnerCodes
+from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame, build_pool
 from kvscope.events.audit import Finding
-from kvscope.events.state import Counters, EngineState, RequestState, SequenceState, WaitingReason
-from kvscope.events.types import EngineInfo, SamplingParams
+from kvscope.events.state import Counters, EngineState
+from kvscope.events.types import EngineInfo
 from kvscope.transport.source import LogEntry, Status, View
 
 RATE_WINDOW_NS = 3_000_000_000
 CHEAP_S = 0.002  # a waste ledger that takes no longer comes with every frame
-
-
-class SequenceFrame(NamedTuple):
-    """One candidate. `pieces` are the prompt's token texts followed by the generated ones."""
-
-    sequence_id: str
-    table: tuple[int, ...]
-    num_written: int
-    pieces: tuple[str, ...]
-    num_prompt_tokens: int
-    text: str
-    num_copies: int
-    finish_reason: str | None
-    score: float | None = None  # of a beam: see SequenceState
-    host_table: tuple[int, ...] = ()
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.pieces) - self.num_prompt_tokens
-
-
-class RequestFrame(NamedTuple):
-    request_id: str
-    prompt: str
-    status: str  # waiting, running, preempted, finished
-    waiting: WaitingReason | None
-    num_preemptions: int
-    params: SamplingParams
-    sequences: tuple[SequenceFrame, ...]
-    owner: int  # colour code, see owners.py
-    submitted_ns: int = 0
-    first_token_ns: int | None = None
-    finished_ns: int | None = None
-
-    @property
-    def first_token_wait_ns(self) -> int | None:
-        return None if self.first_token_ns is None else max(self.first_token_ns - self.submitted_ns, 0)
-
-    num_hypotheses: int = 0  # ways to end that beam search has found
-
-
-class PoolFrame(NamedTuple):
-    """Per block, by physical id: ref count, written slots, owner colour; and the totals of the whole pool."""
-
-    block_size: int
-    refs: tuple[int, ...]
-    written: tuple[int, ...]
-    owners: bytes
-    num_held: int
-    num_cached: int
-    num_shared: int
-    num_saved: int  # blocks that sharing spares: table entries minus held blocks
-    num_written_slots: int  # of held blocks
-    num_shared_slots: int  # of these, in blocks with a ref count above one
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.refs)
-
-    def count_shared(self, block_ids: Iterable[int]) -> int:
-        """How many of these blocks have a ref count above one."""
-        return sum(map((1).__lt__, map(self.refs.__getitem__, block_ids))) if self.num_shared else 0
-
-    @property
-    def num_reserved_slots(self) -> int:
-        return self.num_held * self.block_size
-
-    @property
-    def num_wasted_slots(self) -> int:
-        """Reserved, not written."""
-        return self.num_reserved_slots - self.num_written_slots
 
 
 class Behind(NamedTuple):
@@ -152,9 +81,6 @@ class Frame(NamedTuple):
         ]
 
 
-EMPTY_POOL = PoolFrame(1, (), (), b"", 0, 0, 0, 0, 0, 0)
-
-
 class RateMeter:
     """Generated tokens per second of event time, over the last few seconds; None until two instants are known."""
 
@@ -177,10 +103,11 @@ class RateMeter:
 
 
 class FrameBuilder:
-    """What is remembered from one frame to the next: the token rate's samples, colours of blocks, keys of full ones."""
+    """What is remembered from one frame to the next: the token rate's samples, sequences, colours, keys of blocks."""
 
     def __init__(self) -> None:
         self.meter, self.owners, self.bookkeeper = RateMeter(), OwnerCodes(), Bookkeeper()
+        self.sequences = SequenceCopies()
         self.wants_ledger = False
         self.owes_ledger = False  # the latest frame has an older one
         self._ledger: Ledger | None = None
@@ -201,8 +128,8 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
     """Copy what is drawn out of the view. Takes and releases the view's lock; mutates only the builder."""
     with view.lock:
         state = view.state
-        refs, written = tuple(state.ref_counts), tuple(state.written_slots)
-        requests = tuple(_copy_request(request) for request in state.requests.values())
+        refs, written = state.ref_counts.numbers.copy(), state.written_slots.numbers.copy()
+        requests = tuple(copy_request(request, builder.sequences) for request in state.requests.values())
         frame = Frame(
             revision=view.revision,
             status=view.status,
@@ -229,65 +156,9 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             num_host_blocks=len(state.host_ref_counts),
             num_host_held=len(state.host_ref_counts) - state.host_ref_counts.count(0),
         )
+    builder.sequences.next_frame()
     block_size = frame.info.block_size if frame.info is not None else 1
     return frame._replace(pool=build_pool(block_size, refs, written, requests, builder.owners))
-
-
-def build_pool(
-    block_size: int,
-    refs: tuple[int, ...],
-    written: tuple[int, ...],
-    requests: Sequence[RequestFrame],
-    owners: OwnerCodes | None = None,
-) -> PoolFrame:
-    """Totals and owner colours of a pool; `owners` remembers the last frame's, to save work."""
-    num_held = len(refs) - refs.count(0)
-    kept = tuple(compress(written, map(not_, refs)))  # written slots of blocks that no table points at
-    return PoolFrame(
-        block_size=block_size,
-        refs=refs,
-        written=written,
-        owners=(owners or OwnerCodes()).update(len(refs), num_held, requests),
-        num_held=num_held,
-        num_cached=len(kept) - kept.count(0),
-        num_shared=num_held - refs.count(1),
-        num_saved=sum(refs) - num_held,
-        num_written_slots=sum(written) - sum(kept),
-        num_shared_slots=sum(compress(written, map((1).__lt__, refs))),
-    )
-
-
-def _copy_request(request: RequestState) -> RequestFrame:
-    prompt_pieces = tuple(request.prompt_pieces)
-    return RequestFrame(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        status=request.status,
-        waiting=request.waiting,
-        num_preemptions=request.num_preemptions,
-        params=request.params,
-        sequences=tuple(_copy_sequence(sequence, prompt_pieces) for sequence in request.sequences),
-        owner=owner_code(request.request_id),
-        submitted_ns=request.submitted_ns,
-        first_token_ns=request.first_token_ns,
-        finished_ns=request.finished_ns,
-        num_hypotheses=len(request.hypotheses),
-    )
-
-
-def _copy_sequence(sequence: SequenceState, prompt_pieces: tuple[str, ...]) -> SequenceFrame:
-    return SequenceFrame(
-        sequence_id=sequence.sequence_id,
-        table=tuple(sequence.block_table),
-        num_written=sequence.num_written,
-        pieces=prompt_pieces + tuple(sequence.pieces),
-        num_prompt_tokens=len(prompt_pieces),
-        text=sequence.text,
-        num_copies=sequence.num_copies,
-        finish_reason=sequence.finish_reason,
-        score=sequence.score,
-        host_table=tuple(sequence.host_table),
-    )
 
 
 def _rate(state: EngineState, meter: RateMeter) -> float | None:

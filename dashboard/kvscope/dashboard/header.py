@@ -4,8 +4,9 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.frames import Behind, Frame, PoolFrame
+from kvscope.dashboard.frames import Behind, Frame
 from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure, pad
 from kvscope.transport.source import Status
 

@@ -3,7 +3,8 @@
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.frames import Frame, SequenceFrame
+from kvscope.dashboard.copies import SequenceFrame
+from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.strips import Part, make_strip, quote_piece, wrap_parts
 

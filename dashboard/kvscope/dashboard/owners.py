@@ -5,8 +5,11 @@ import zlib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
-    from kvscope.dashboard.frames import RequestFrame
+    from kvscope.dashboard.copies import RequestFrame
 
 NUM_OWNER_COLOURS = 7
 NOBODY = 0  # owner code of a block that no table points at
@@ -21,45 +24,69 @@ def owner_code(request_id: str) -> int:
 
 
 class OwnerCodes:
-    """Which request's colour each block has.
+    """Which request's colour each block has, kept from frame to frame: only tables that have changed are looked at.
 
-    Remembers the last tables: when they have only grown, as in nearly every step, only the new blocks are coloured.
+    Each table entry adds the number r of its request to its block: the block's n entries are all of one request
+    exactly when n * sum(r^2) = sum(r)^2 (Cauchy-Schwarz), and that request is sum(r) / n.
     """
 
     def __init__(self) -> None:
-        self._codes = bytearray()
-        self._tables: dict[str, tuple[int, ...]] = {}
+        self._tables: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: number of its request, table
+        self._numbers: dict[str, int] = {}  # of requests that hold blocks: small, so that squares fit into 64 bits
+        self._unused: list[int] = []
+        self._colours = np.zeros(1, np.uint8)  # by request number
+        self._clear(0)
 
-    def update(self, num_blocks: int, num_held: int, requests: "Sequence[RequestFrame]") -> bytes:
-        tables = {seq.sequence_id: seq.table for request in requests for seq in request.sequences if seq.table}
-        if len(self._codes) != num_blocks or not self._grew(tables):
-            self._colour_all(num_blocks, num_held, requests)
-        else:
-            for request in requests:
-                for seq in request.sequences:
-                    for block_id in seq.table[len(self._tables.get(seq.sequence_id, ())) :]:
-                        self._codes[block_id] = request.owner
+    def _clear(self, num_blocks: int) -> None:
+        self._tables, self._numbers, self._unused = {}, {}, []
+        self._codes = np.zeros(num_blocks, np.uint8)
+        self._sums = np.zeros(
+            (num_blocks, 3), np.int64
+        )  # per block: entries, their requests' numbers, squares of these
+
+    def update(self, num_blocks: int, requests: "Sequence[RequestFrame]") -> NDArray[np.uint8]:
+        """The codes for these tables, as an array of their own."""
+        if len(self._codes) != num_blocks:
+            self._clear(num_blocks)
+        held = {request.request_id: request for request in requests if any(seq.table for seq in request.sequences)}
+        tables: dict[str, tuple[int, tuple[int, ...]]] = {}
+        for request_id, request in held.items():
+            number = self._numbers.get(request_id) or self._new_number(request_id)
+            self._colours[number] = request.owner
+            tables |= {seq.sequence_id: (number, seq.table) for seq in request.sequences if seq.table}
+        self._recolour(tables)
         self._tables = tables
-        return bytes(self._codes)
+        for request_id in self._numbers.keys() - held.keys():
+            self._unused.append(self._numbers.pop(request_id))
+        return self._codes.copy()
 
-    def _grew(self, tables: dict[str, tuple[int, ...]]) -> bool:
-        """Every table is as it was, or longer by blocks that nobody had before; tables of new sequences count not."""
-        if tables.keys() != self._tables.keys():
-            return False
-        codes = self._codes
-        for name, table in tables.items():
-            before = self._tables[name]
-            if table[: len(before)] != before or any(codes[block_id] for block_id in table[len(before) :]):
-                return False
-        return True
+    def _new_number(self, request_id: str) -> int:
+        number = self._unused.pop() if self._unused else len(self._numbers) + 1
+        self._numbers[request_id] = number
+        if number >= len(self._colours):
+            self._colours = np.resize(self._colours, 2 * number)
+        return number
 
-    def _colour_all(self, num_blocks: int, num_held: int, requests: "Sequence[RequestFrame]") -> None:
-        held = [(request.owner, distinct_blocks(request)) for request in requests]
-        self._codes = codes = bytearray(num_blocks)
-        apart = sum(len(block_ids) for _, block_ids in held) == num_held  # no block belongs to two requests
-        for owner, block_ids in held:
-            for block_id in block_ids:
-                codes[block_id] = owner if apart or not codes[block_id] else SEVERAL
+    def _recolour(self, tables: dict[str, tuple[int, tuple[int, ...]]]) -> None:
+        touched = []
+        for name in self._tables.keys() | tables.keys():
+            before, now = self._tables.get(name, (0, ())), tables.get(name, (0, ()))
+            if before[0] == now[0] and before[1] is now[1]:
+                continue
+            common = len(before[1]) if before[0] == now[0] and now[1][: len(before[1])] == before[1] else 0
+            touched += [self._add(*before, common, -1), self._add(*now, common, 1)]
+        if touched:
+            blocks = np.concatenate(touched)
+            entries, total, squares = self._sums[blocks].T
+            number = total // np.maximum(entries, 1)
+            alone = np.where(entries > 0, self._colours[number], NOBODY)
+            self._codes[blocks] = np.where(entries * squares == total * total, alone, SEVERAL)
+
+    def _add(self, number: int, table: tuple[int, ...], first: int, sign: int) -> NDArray[np.intp]:
+        """Count the entries from `first` on in or out; their blocks."""
+        blocks = np.array(table[first:], np.intp)
+        np.add.at(self._sums, blocks, np.array([sign, sign * number, sign * number * number]))
+        return blocks
 
 
 def distinct_blocks(request: "RequestFrame") -> Collection[int]:

@@ -8,8 +8,9 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
+from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.filters import EVERYTHING, SORTS, Query, filter_requests, sort_requests
-from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
+from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.owners import distinct_blocks
 from kvscope.dashboard.strips import Part, clip, clip_start, flat, make_strip, measure

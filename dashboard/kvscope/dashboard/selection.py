@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
-from kvscope.dashboard.grid import Light
+from kvscope.dashboard.copies import RequestFrame, SequenceFrame
+from kvscope.dashboard.frames import Frame
+from kvscope.dashboard.grid_layout import Light
 from kvscope.dashboard.requests import order_requests
 from kvscope.events import types as ev
 

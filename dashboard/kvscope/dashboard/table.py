@@ -7,7 +7,8 @@ from typing import NamedTuple
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.frames import Frame, RequestFrame, SequenceFrame
+from kvscope.dashboard.copies import RequestFrame, SequenceFrame
+from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.strips import Part, clip, make_strip, measure, piece_parts, wrap_parts
 from kvscope.dashboard.translation import draw_translation

@@ -1,0 +1,169 @@
+"""Requests and sequences as frozen values. A sequence is copied only when it has changed since the last frame."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple, overload
+
+from kvscope.dashboard.owners import owner_code
+from kvscope.events.state import RequestState, SequenceState, WaitingReason
+from kvscope.events.types import SamplingParams
+
+_owner_code = lru_cache(maxsize=4096)(owner_code)
+
+
+class Pieces(Sequence[str]):
+    """Token texts of a prompt and of what followed, up to now.
+
+    The state's lists are kept, not copied: a fold only ever appends to them, or replaces them by others.
+    """
+
+    __slots__ = ("_generated", "_length", "_prompt")
+
+    def __init__(self, prompt: Sequence[str], generated: Sequence[str]) -> None:
+        self._prompt, self._generated, self._length = prompt, generated, len(prompt) + len(generated)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(self._length)))
+        place = range(self._length)[index]  # a negative one counts from our end, not from the list's
+        return self._prompt[place] if place < len(self._prompt) else self._generated[place - len(self._prompt)]
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+class SequenceFrame(NamedTuple):
+    """One candidate. `pieces` are the prompt's token texts followed by the generated ones."""
+
+    sequence_id: str
+    table: tuple[int, ...]
+    num_written: int
+    pieces: Sequence[str]
+    num_prompt_tokens: int
+    text: str
+    num_copies: int
+    finish_reason: str | None
+    score: float | None = None  # of a beam: see SequenceState
+    host_table: tuple[int, ...] = ()
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.pieces) - self.num_prompt_tokens
+
+
+class RequestFrame(NamedTuple):
+    request_id: str
+    prompt: str
+    status: str  # waiting, running, preempted, finished
+    waiting: WaitingReason | None
+    num_preemptions: int
+    params: SamplingParams
+    sequences: tuple[SequenceFrame, ...]
+    owner: int  # colour code, see owners.py
+    submitted_ns: int = 0
+    first_token_ns: int | None = None
+    finished_ns: int | None = None
+    num_hypotheses: int = 0  # ways to end that beam search has found
+
+    @property
+    def first_token_wait_ns(self) -> int | None:
+        return None if self.first_token_ns is None else max(self.first_token_ns - self.submitted_ns, 0)
+
+
+class _Copy(NamedTuple):
+    """A frame, and the live lists that it was made from: held here, so that no other list can get their identity."""
+
+    frame: SequenceFrame
+    table: list[int]
+    pieces: list[str]
+    prompt_pieces: list[str]
+    host_table: list[int]
+
+
+class SequenceCopies:
+    """The sequences of the last frame, for the next one."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, _Copy] = {}
+        self._next: dict[str, _Copy] = {}
+
+    def next_frame(self) -> None:
+        """All sequences have been copied; those that were not asked for are forgotten."""
+        self._last, self._next = self._next, {}
+
+    def copy(self, sequence: SequenceState, prompt_pieces: list[str]) -> SequenceFrame:
+        """The last frame's value while nothing has changed, else a new one, with the old table while that is the same.
+
+        The same list of the same length has the same entries, but for copies on write, which are counted.
+        """
+        known = self._last.get(sequence.sequence_id)
+        if known is not None and _is_same(sequence, prompt_pieces, known):
+            self._next[sequence.sequence_id] = known
+            return known.frame
+        frame = SequenceFrame(
+            sequence_id=sequence.sequence_id,
+            table=known.frame.table
+            if known is not None and _has_same_table(sequence, known)
+            else tuple(sequence.block_table),
+            num_written=sequence.num_written,
+            pieces=Pieces(prompt_pieces, sequence.pieces),
+            num_prompt_tokens=len(prompt_pieces),
+            text=sequence.text,
+            num_copies=sequence.num_copies,
+            finish_reason=sequence.finish_reason,
+            score=sequence.score,
+            host_table=tuple(sequence.host_table),
+        )
+        self._next[sequence.sequence_id] = _Copy(
+            frame, sequence.block_table, sequence.pieces, prompt_pieces, sequence.host_table
+        )
+        return frame
+
+
+def _has_same_table(sequence: SequenceState, known: _Copy) -> bool:
+    return (
+        sequence.block_table is known.table
+        and len(known.table) == len(known.frame.table)
+        and sequence.num_copies == known.frame.num_copies
+    )
+
+
+def _is_same(sequence: SequenceState, prompt_pieces: list[str], known: _Copy) -> bool:
+    frame = known.frame
+    return (
+        sequence.num_written == frame.num_written
+        and sequence.text is frame.text
+        and sequence.pieces is known.pieces
+        and len(prompt_pieces) + len(known.pieces) == len(frame.pieces)
+        and _has_same_table(sequence, known)
+        and sequence.finish_reason == frame.finish_reason
+        and sequence.score == frame.score
+        and sequence.host_table is known.host_table
+        and prompt_pieces is known.prompt_pieces
+    )
+
+
+def copy_request(request: RequestState, sequences: SequenceCopies) -> RequestFrame:
+    """Call with the view's lock held."""
+    prompt_pieces = request.prompt_pieces
+    return RequestFrame(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        status=request.status,
+        waiting=request.waiting,
+        num_preemptions=request.num_preemptions,
+        params=request.params,
+        sequences=tuple([sequences.copy(sequence, prompt_pieces) for sequence in request.sequences]),
+        owner=_owner_code(request.request_id),
+        submitted_ns=request.submitted_ns,
+        first_token_ns=request.first_token_ns,
+        finished_ns=request.finished_ns,
+        num_hypotheses=len(request.hypotheses),
+    )

@@ -1,0 +1,82 @@
+"""The pool in one picture: a number per block in numpy columns, and the totals counted from them. Pure."""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvscope.dashboard.owners import OwnerCodes
+
+if TYPE_CHECKING:
+    from kvscope.dashboard.copies import RequestFrame
+
+
+class PoolFrame(NamedTuple):
+    """Per block, by physical id: ref count, written slots, owner colour; and the totals of the whole pool."""
+
+    block_size: int
+    refs: NDArray[np.int32]
+    written: NDArray[np.int32]
+    owners: NDArray[np.uint8]
+    num_held: int
+    num_cached: int
+    num_shared: int
+    num_saved: int  # blocks that sharing spares: table entries minus held blocks
+    num_written_slots: int  # of held blocks
+    num_shared_slots: int  # of these, in blocks with a ref count above one
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.refs)
+
+    def count_shared(self, block_ids: Collection[int]) -> int:
+        """How many of these blocks have a ref count above one."""
+        if not self.num_shared:
+            return 0
+        return int(np.count_nonzero(self.refs[np.fromiter(block_ids, np.intp, len(block_ids))] > 1))
+
+    @property
+    def num_reserved_slots(self) -> int:
+        return self.num_held * self.block_size
+
+    @property
+    def num_wasted_slots(self) -> int:
+        """Reserved, not written."""
+        return self.num_reserved_slots - self.num_written_slots
+
+
+def build_pool(
+    block_size: int,
+    refs: ArrayLike,
+    written: ArrayLike,
+    requests: "Sequence[RequestFrame]",
+    owners: OwnerCodes | None = None,
+) -> PoolFrame:
+    """Totals and owner colours of a pool; `owners` remembers the last frame's, to save work. Columns are kept as given.
+
+    Each mask is one byte per block, so a count of it reads a quarter of what a sum of the column reads.
+    """
+    refs, written = np.asarray(refs, np.int32), np.asarray(written, np.int32)
+    held, shared = refs != 0, refs > 1
+    num_held = _count(held)
+    kept = written[~held]  # of blocks that no table points at
+    return PoolFrame(
+        block_size=block_size,
+        refs=refs,
+        written=written,
+        owners=(owners or OwnerCodes()).update(len(refs), requests),
+        num_held=num_held,
+        num_cached=_count(kept),
+        num_shared=_count(shared),
+        num_saved=int(refs.sum()) - num_held,
+        num_written_slots=int(written.sum()) - int(kept.sum()),
+        num_shared_slots=int(written[shared].sum()),
+    )
+
+
+def _count(values: NDArray[Any]) -> int:
+    return int(np.count_nonzero(values))
+
+
+EMPTY_POOL = build_pool(1, (), (), ())
