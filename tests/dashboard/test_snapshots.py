@@ -19,7 +19,6 @@ from kvscope.dashboard.grid import draw_row
 from kvscope.dashboard.grid_layout import NO_LIGHT, Zoom, lay_out
 from kvscope.dashboard.keys import PANES
 from kvscope.dashboard.palettes import ANSI, Recolour, css_variables
-from kvscope.dashboard.pane import StripPane
 from kvscope.dashboard.pool_frame import build_pool
 from kvscope.dashboard.themed import Look
 
@@ -38,20 +37,10 @@ def screen_of(app) -> list[str]:
     return [line.rstrip() for line in screen_text(app).splitlines()]
 
 
-def drawn_again(app) -> None:
-    """Every pane and the screen once more: a story that has ended sends no frame after the last change of the layout,
-    as an engine would, and a dialog's ground is painted when the screen below it next is."""
-    for screen in app.screen_stack:
-        for pane in screen.query(StripPane):
-            pane.redraw()
-        screen.refresh(layout=True)
-
-
 async def settled(app, pilot) -> list[str]:
     """The screen once it has stopped changing; only for writing."""
     seen: list[list[str]] = []
     while len(seen) < 4 or any(screen != seen[-1] for screen in seen[-4:]):
-        drawn_again(app)
         await pilot.pause(0.05)
         seen.append(screen_of(app))
     return seen[-1]
@@ -65,7 +54,7 @@ async def compare(app, pilot, expected: dict[str, list[str]], name: str, read=sc
         return
     assert name in expected, f"no snapshot of {name}: make snapshots"
     try:
-        await until(pilot, lambda: drawn_again(app) or read(app) == expected[name], name, timeout_s=20.0)
+        await until(pilot, lambda: read(app) == expected[name], name, timeout_s=20.0)
     except AssertionError:
         assert read(app) == expected[name], name  # pytest's own difference is easier to read
 

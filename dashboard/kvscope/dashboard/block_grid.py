@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 
@@ -54,7 +54,6 @@ class BlockGrid(StripPane):
         self._cached_for: tuple[object, ...] = ()
         self._fresh: dict[int, tuple[int, ...]] = {}  # by row
         self._painted: dict[int, Strip] = {}
-        self._drawn_width = 0
         self._cells: Cells | None = None  # of the rows in view, at a zoom with one character per cell
         self._cards: dict[int, list[Strip]] = {}  # rows of more than one line, for this frame only
         self.layout_now: GridLayout = lay_out(EMPTY_POOL, 1, 1)
@@ -66,7 +65,6 @@ class BlockGrid(StripPane):
     def redraw(self) -> None:
         """Lay out, then paint the visible lines that differ from what is on the screen."""
         width, height = self.content_width, self.content_height
-        self._drawn_width = width
         if width <= 0 or height <= 0 or not self.display:
             return
         # One line less than there is: the legend has the last one.
@@ -84,12 +82,6 @@ class BlockGrid(StripPane):
         for y, strip in painted.items():
             if before.get(y) != strip:
                 self.refresh_line(y)
-
-    def render_lines(self, crop: Region) -> list[Strip]:
-        """A scrollbar that has come or gone since the last picture has changed the width."""
-        if self.content_width != self._drawn_width:
-            self.call_later(self.redraw)
-        return super().render_lines(crop)
 
     def _make_cells(self, top: int, height: int) -> Cells | None:
         layout = self.layout_now

@@ -105,7 +105,19 @@ class StripPane(ScrollView):
                 self.refresh_line(y)
 
     def on_resize(self) -> None:
+        self._decide_scrollbar()
         self.redraw()
+
+    def watch_virtual_size(self) -> None:
+        self._decide_scrollbar()
+
+    def _decide_scrollbar(self) -> None:
+        """Textual does so only when a layout's room differs from the content: one that comes to fit keeps its bar."""
+        self.show_vertical_scrollbar = self.virtual_size.height > self.container_size.height
+
+    def watch_show_vertical_scrollbar(self, shown: bool) -> None:
+        if shown:
+            self.vertical_scrollbar.position = self.scroll_y  # it may have been scrolled before it had a bar
 
     def line_at(self, y: int) -> Strip:
         return self._strips[y] if y < len(self._strips) else Strip([])
@@ -116,8 +128,9 @@ class StripPane(ScrollView):
 
     def render_line(self, y: int) -> Strip:
         scroll_x, scroll_y = self.scroll_offset
-        strip = self.line_at(y + scroll_y).crop_extend(scroll_x, scroll_x + self.size.width, self._base_style)
-        return _recolour(self).strip(strip).apply_style(self._base_style)
+        strip = _recolour(self).strip(self.line_at(y + scroll_y))  # the base style is in the theme's colours already
+        strip = strip.crop_extend(scroll_x, scroll_x + self.size.width, self._base_style)
+        return strip.apply_style(self._base_style)
 
     def copied_text(self) -> str:
         """What the copy key puts on the clipboard."""
