@@ -8,7 +8,6 @@ import msgspec
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.content import Content
 from textual.events import Resize
 from textual.message import Message
 from textual.widgets import Footer
@@ -202,9 +201,9 @@ class DashboardApp(ActionsApp):
         others = [f"{n} {PANES[name]}" for n, name in enumerate(PANES, start=1) if name not in ("grid", self._front)]
         for number, (name, title) in enumerate(titles.items(), start=1):
             pane = base.query_one(f"#{name}", StripPane)
-            pane.border_title = Content(f"{number} {title}")
+            pane.set_title(f"{number} {title}")
             if name != "grid":
-                pane.border_subtitle = Content("  ".join(others)) if one_at_a_time and name == self._front else ""
+                pane.set_subtitle("  ".join(others) if one_at_a_time and name == self._front else "")
 
     def action_watch(self, what: str) -> None:
         """Look back from the block on show, or from the selected request."""

@@ -69,7 +69,7 @@ class BlockGrid(StripPane):
             return
         # One line less than there is: the legend has the last one.
         self.layout_now = lay_out(self._pool, width, height - 1, self._zoom)
-        self.border_subtitle = self._subtitle()
+        self.set_subtitle(self._zoom_words())
         self._forget_stale_rows(width)
         top, size = self.scroll_offset.y, Size(width, max(self.layout_now.height + 1, height))
         self._cells = self._make_cells(top, height)
@@ -142,7 +142,7 @@ class BlockGrid(StripPane):
         refs, written, owners = (column[start:stop].tobytes() for column in (pool.refs, pool.written, pool.owners))
         return refs, written, owners, self._fresh.get(row, ()), here
 
-    def _subtitle(self) -> str:
+    def _zoom_words(self) -> str:
         layout = self.layout_now
         zoom = layout.zoom.name.lower() if self._zoom is not None else f"{layout.zoom.name.lower()} (auto)"
         return f"zoom: {zoom}  + - 0"

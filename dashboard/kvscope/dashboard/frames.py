@@ -14,7 +14,7 @@ import msgspec
 
 from kvscope.analysis.ledger import Bookkeeper, Ledger
 from kvscope.dashboard.copies import RequestFrame, SequenceCopies, SequenceFrame, copy_request
-from kvscope.dashboard.owners import OwnerCodes
+from kvscope.dashboard.owners import NOBODY, SEVERAL, OwnerCodes
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame, build_pool
 from kvscope.events.audit import Finding
 from kvscope.events.state import Counters, EngineState
@@ -72,10 +72,15 @@ class Frame(NamedTuple):
         return next((sequence for sequence in sequences if sequence.sequence_id == sequence_id), None)
 
     def holders(self, block_id: int) -> list[tuple[str, int]]:
-        """`(sequence_id, logical_block)` of every table entry that points at the block."""
+        """`(sequence_id, logical_block)` of every table entry that points at the block.
+
+        Its colour says which tables to look at: a long one has thousands of entries.
+        """
+        colour = self.pool.owners[block_id] if 0 <= block_id < self.pool.num_blocks else NOBODY
         return [
             (sequence.sequence_id, sequence.table.index(block_id))
-            for request in self.requests
+            for request in (self.requests if colour != NOBODY else ())
+            if colour in (request.owner, SEVERAL)
             for sequence in request.sequences
             if block_id in sequence.table
         ]

@@ -40,9 +40,8 @@ class OwnerCodes:
     def _clear(self, num_blocks: int) -> None:
         self._tables, self._numbers, self._unused = {}, {}, []
         self._codes = np.zeros(num_blocks, np.uint8)
-        self._sums = np.zeros(
-            (num_blocks, 3), np.int64
-        )  # per block: entries, their requests' numbers, squares of these
+        # Per block, summed over table entries: one, the number of the request, and its square.
+        self._sums = [np.zeros(num_blocks, np.int64) for _ in range(3)]
 
     def update(self, num_blocks: int, requests: "Sequence[RequestFrame]") -> NDArray[np.uint8]:
         """The codes for these tables, as an array of their own."""
@@ -68,25 +67,30 @@ class OwnerCodes:
         return number
 
     def _recolour(self, tables: dict[str, tuple[int, tuple[int, ...]]]) -> None:
-        touched = []
+        """Count what has changed out and in: all of it at once, since a numpy call costs as much as many entries."""
+        blocks: list[int] = []
+        numbers: list[int] = []
+        signs: list[int] = []
         for name in self._tables.keys() | tables.keys():
             before, now = self._tables.get(name, (0, ())), tables.get(name, (0, ()))
             if before[0] == now[0] and before[1] is now[1]:
                 continue
             common = len(before[1]) if before[0] == now[0] and now[1][: len(before[1])] == before[1] else 0
-            touched += [self._add(*before, common, -1), self._add(*now, common, 1)]
-        if touched:
-            blocks = np.concatenate(touched)
-            entries, total, squares = self._sums[blocks].T
-            number = total // np.maximum(entries, 1)
-            alone = np.where(entries > 0, self._colours[number], NOBODY)
-            self._codes[blocks] = np.where(entries * squares == total * total, alone, SEVERAL)
+            for (number, table), sign in ((before, -1), (now, 1)):
+                if count := len(table) - common:
+                    blocks += table[common:]
+                    numbers += [number] * count
+                    signs += [sign] * count
+        if blocks:
+            self._count(np.array(blocks, np.intp), np.array(numbers, np.int64), np.array(signs, np.int64))
 
-    def _add(self, number: int, table: tuple[int, ...], first: int, sign: int) -> NDArray[np.intp]:
-        """Count the entries from `first` on in or out; their blocks."""
-        blocks = np.array(table[first:], np.intp)
-        np.add.at(self._sums, blocks, np.array([sign, sign * number, sign * number * number]))
-        return blocks
+    def _count(self, blocks: NDArray[np.intp], numbers: NDArray[np.int64], signs: NDArray[np.int64]) -> None:
+        """Add (or, sign -1, take away) a table entry of a request's number at each of these blocks."""
+        for sums, values in zip(self._sums, (signs, signs * numbers, signs * numbers * numbers), strict=True):
+            np.add.at(sums, blocks, values)
+        entries, total, squares = (sums[blocks] for sums in self._sums)
+        alone = np.where(entries > 0, self._colours[total // np.maximum(entries, 1)], NOBODY)
+        self._codes[blocks] = np.where(entries * squares == total * total, alone, SEVERAL)
 
 
 def distinct_blocks(request: "RequestFrame") -> Collection[int]:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from rich.style import Style
 from textual.binding import Binding
+from textual.content import Content
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -68,9 +69,20 @@ class StripPane(ScrollView):
         super().__init__(id=id)
         self._strips: list[Strip] = []
         self._base_style = Style()
+        self._title = self._subtitle = ""
 
     note = ""  # for the title
     filter_text = ""
+
+    def set_title(self, title: str) -> None:
+        """In the border. Textual paints a whole pane again for a title, also for the same one."""
+        if title != self._title:
+            self._title, self.border_title = title, Content(title)
+
+    def set_subtitle(self, subtitle: str) -> None:
+        """The same for the border below."""
+        if subtitle != self._subtitle:
+            self._subtitle, self.border_subtitle = subtitle, Content(subtitle)
 
     def set_filter(self, text: str, query: Query) -> None:
         """For panes with a list that can be filtered."""

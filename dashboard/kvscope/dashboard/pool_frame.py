@@ -55,23 +55,24 @@ def build_pool(
 ) -> PoolFrame:
     """Totals and owner colours of a pool; `owners` remembers the last frame's, to save work. Columns are kept as given.
 
-    Each mask is one byte per block, so a count of it reads a quarter of what a sum of the column reads.
+    Each mask is one byte per block, so a count of it reads a quarter of what a sum of the column reads; what few blocks
+    have, such as a ref count above one, is summed over those few.
     """
     refs, written = np.asarray(refs, np.int32), np.asarray(written, np.int32)
     held, shared = refs != 0, refs > 1
-    num_held = _count(held)
-    kept = written[~held]  # of blocks that no table points at
+    cached = (written != 0) & ~held
+    num_cached, num_shared = _count(cached), _count(shared)
     return PoolFrame(
         block_size=block_size,
         refs=refs,
         written=written,
         owners=(owners or OwnerCodes()).update(len(refs), requests),
-        num_held=num_held,
-        num_cached=_count(kept),
-        num_shared=_count(shared),
-        num_saved=int(refs.sum()) - num_held,
-        num_written_slots=int(written.sum()) - int(kept.sum()),
-        num_shared_slots=int(written[shared].sum()),
+        num_held=_count(held),
+        num_cached=num_cached,
+        num_shared=num_shared,
+        num_saved=int(refs[shared].sum()) - num_shared if num_shared else 0,
+        num_written_slots=int(written.sum()) - (int(written[cached].sum()) if num_cached else 0),
+        num_shared_slots=int(written[shared].sum()) if num_shared else 0,
     )
 
 

@@ -97,6 +97,9 @@ def copied_blocks(frame: Frame, sequence_id: str) -> dict[int, tuple[int, int]]:
     Only what the log still holds: the table itself does not remember where a block came from.
     """
     copies: dict[int, tuple[int, int]] = {}
+    sequence = frame.sequence(sequence_id)
+    if sequence is None or not sequence.num_copies:
+        return copies  # a look at the whole log, spared
     for entry in reversed(frame.log):
         event = entry.event
         if isinstance(event, BlocksReleased) and event.sequence_id == sequence_id:
