@@ -15,9 +15,11 @@ import sys
 from typing import Any, NamedTuple
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import EMBEDDED_MODEL, EngineConfig
+from kvscope.engine.model_hub import resolve_model
 from kvscope.engine.model_loader import LoadedModel, load_model
 from kvscope.engine.sinks import AuditSink
 from kvscope.events import types as ev
@@ -72,28 +74,23 @@ def make_jobs(num_requests: int, max_tokens: int) -> list[Job]:
     return jobs
 
 
-def reference(loaded: LoadedModel, job: Job) -> Reference:
-    """transformers' own generate on this request alone, with its own attention and cache."""
-    model, ids, width = loaded.model, loaded.tokenizer(job.prompt, return_tensors="pt"), job.params.beam_width or 1
-    paged = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
-    try:
-        output = model.generate(
-            **ids,
-            do_sample=False,
-            num_beams=width,
-            num_return_sequences=width,
-            length_penalty=job.params.length_penalty,
-            max_new_tokens=job.params.max_tokens,
-            return_dict_in_generate=True,
-            output_scores=True,
-            output_logits=width == 1,
-            repetition_penalty=1.0,
-            eos_token_id=sorted(loaded.eos_token_ids) or None,
-            pad_token_id=0,
-        )
-    finally:
-        model.set_attn_implementation(paged)
+def reference(model: Any, loaded: LoadedModel, job: Job) -> Reference:
+    """transformers' own generate on this request alone, with its own linear layers, attention and cache."""
+    ids, width = loaded.tokenizer(job.prompt, return_tensors="pt"), job.params.beam_width or 1
+    output = model.generate(
+        **ids,
+        do_sample=False,
+        num_beams=width,
+        num_return_sequences=width,
+        length_penalty=job.params.length_penalty,
+        max_new_tokens=job.params.max_tokens,
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=width == 1,
+        repetition_penalty=1.0,
+        eos_token_id=sorted(loaded.eos_token_ids) or None,
+        pad_token_id=0,
+    )
     sequences = output.sequences[:, ids["input_ids"].shape[1] :].tolist()
     if width > 1:
         return Reference(sequences, [], output.sequences_scores.tolist())
@@ -173,7 +170,8 @@ def run_mode(loaded: LoadedModel, jobs: list[Job], references: list[Reference], 
 def stress(loaded: LoadedModel, num_requests: int, max_tokens: int, pool: float) -> list[Row]:
     """One row per preemption mode; both are compared with the same references."""
     jobs = make_jobs(num_requests, max_tokens)
-    references = [reference(loaded, job) for job in jobs]
+    model = AutoModelForCausalLM.from_pretrained(resolve_model(loaded.name), dtype=torch.float32).eval()
+    references = [reference(model, loaded, job) for job in jobs]
     return [run_mode(loaded, jobs, references, mode, pool) for mode in ("recompute", "swap")]
 
 

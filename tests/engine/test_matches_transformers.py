@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from kvscope.engine.model_hub import resolve_model
 from kvscope.engine.model_loader import LoadedModel
 from kvscope.events.types import SamplingParams
 
@@ -74,26 +76,26 @@ class Reference:
     seconds: list[int]
 
 
-def reference(loaded: LoadedModel, prompt: str) -> Reference:
-    """transformers' own generate, its own attention and its own cache."""
-    model, ids = loaded.model, loaded.tokenizer(prompt, return_tensors="pt")
-    paged = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
-    try:
-        output = model.generate(
-            **ids,
-            do_sample=False,
-            max_new_tokens=MAX_TOKENS,
-            return_dict_in_generate=True,
-            output_logits=True,
-            pad_token_id=0,
-            repetition_penalty=1.0,
-        )
-    finally:
-        model.set_attn_implementation(paged)
+def own_model(name: str) -> Any:
+    """The model as transformers makes it: its own linear layers, its own attention."""
+    return AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype=torch.float32).eval()
+
+
+def reference(model: Any, tokenizer: Any, prompt: str) -> Reference:
+    """transformers' own generate, with its own cache."""
+    output = model.generate(
+        **tokenizer(prompt, return_tensors="pt"),
+        do_sample=False,
+        max_new_tokens=MAX_TOKENS,
+        return_dict_in_generate=True,
+        output_logits=True,
+        pad_token_id=0,
+        repetition_penalty=1.0,
+    )
+    num_prompt = output.sequences.shape[1] - len(output.logits)
     top = [torch.topk(step[0].float(), 2) for step in output.logits]
     return Reference(
-        output.sequences[0, ids["input_ids"].shape[1] :].tolist(),
+        output.sequences[0, num_prompt:].tolist(),
         [(t.values[0] - t.values[1]).item() for t in top],
         [int(t.indices[1]) for t in top],
     )
@@ -101,12 +103,14 @@ def reference(loaded: LoadedModel, prompt: str) -> Reference:
 
 @pytest.fixture(scope="module")
 def references(tiny: LoadedModel) -> dict[str, Reference]:
-    return {prompt: reference(tiny, prompt) for prompt in SHAKESPEARE}
+    model = own_model(tiny.name)
+    return {prompt: reference(model, tiny.tokenizer, prompt) for prompt in SHAKESPEARE}
 
 
 @pytest.fixture(scope="module")
 def smollm2_references(smollm2: LoadedModel) -> dict[str, Reference]:
-    return {prompt: reference(smollm2, prompt) for prompt in GENERAL}
+    model = own_model(smollm2.name)
+    return {prompt: reference(model, smollm2.tokenizer, prompt) for prompt in GENERAL}
 
 
 def check_against(fixture: Any, references: dict[str, Reference], n: int) -> None:

@@ -55,28 +55,31 @@ def observe_layers(model: Any) -> dict[int, LayerGeometry]:
     return dict(sorted(probe.layers.items()))
 
 
-def verify_paged(model: Any, layers: dict[int, LayerGeometry], backend: AttentionBackend) -> None:
-    """The model's own attention and ours must agree on a short text, computed in uneven chunks.
+def own_logits(model: Any) -> torch.Tensor:
+    """What the model as transformers made it says after a short text: float32 `[vocab_size]`, on the CPU."""
+    _use_attention(model, "eager")  # not sdpa: in transformers 5.17 that ignores soft caps
+    with torch.inference_mode():
+        token_ids = torch.tensor([_probe_tokens(model)], device=model.device)
+        logits: torch.Tensor = model(input_ids=token_ids, use_cache=False).logits[0, -1].float().cpu()
+    if not torch.isfinite(logits).all():
+        raise ConfigError(f"{_architecture(model)} gives logits that are not finite; its weights or --dtype are broken")
+    return logits
+
+
+def verify_paged(
+    model: Any, layers: dict[int, LayerGeometry], backend: AttentionBackend, expected: torch.Tensor
+) -> None:
+    """The logits of `own_logits` must come out on paged KV too, the text computed in uneven chunks.
 
     Raises:
         ConfigError: they do not, so the model would be silently wrong.
     """
-    token_ids = [
-        (7 * i + 3) % min(model.config.get_text_config(decoder=True).vocab_size, 997) for i in range(_NUM_PROBE_TOKENS)
-    ]
-    _use_attention(model, "eager")  # not sdpa: in transformers 5.17 that ignores soft caps
-    with torch.inference_mode():
-        expected = (
-            model(input_ids=torch.tensor([token_ids], device=model.device), use_cache=False).logits[0, -1].float().cpu()
-        )
     _use_attention(model, attention.PAGED_ATTENTION)
     runner = ModelRunner(model, layers, backend, num_blocks=8, block_size=4)
-    sequence = Sequence("probe.0", 0, token_ids)
+    sequence = Sequence("probe.0", 0, _probe_tokens(model))
     sequence.block_table = [5, 0, 3, 7, 1, 6]
     for start, stop in ((0, 6), (6, 22), (22, 23)):
         logits = runner.run([Extent(sequence, start, stop)], [])
-    if not torch.isfinite(expected).all():
-        raise ConfigError(f"{_architecture(model)} gives logits that are not finite; its weights or --dtype are broken")
     difference = (logits["probe.0"] - expected).abs().max().item()
     limit = _TOLERANCE[model.dtype] * max(1.0, expected.abs().max().item() / 10)
     if not difference <= limit:
@@ -84,6 +87,11 @@ def verify_paged(model: Any, layers: dict[int, LayerGeometry], backend: Attentio
             f"{_architecture(model)} cannot run on paged KV: its logits would differ by {difference:.3g} from its own "
             f"attention's (allowed {limit:.3g})"
         )
+
+
+def _probe_tokens(model: Any) -> list[int]:
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    return [(7 * i + 3) % min(vocab_size, 997) for i in range(_NUM_PROBE_TOKENS)]
 
 
 def check_windows(model: Any, layers: dict[int, LayerGeometry], max_model_len: int) -> None:

@@ -16,8 +16,16 @@ from transformers.utils import logging as transformers_logging
 from kvscope.engine import attention
 from kvscope.engine.attention import LayerGeometry
 from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig
-from kvscope.engine.model_checks import check_complete, check_windows, observe_layers, position_limit, verify_paged
+from kvscope.engine.model_checks import (
+    check_complete,
+    check_windows,
+    observe_layers,
+    own_logits,
+    position_limit,
+    verify_paged,
+)
 from kvscope.engine.model_hub import explain_failure, resolve_model
+from kvscope.engine.packed_linears import pack_linears, watch_linears
 from kvscope.kernels.backend import AttentionBackend
 
 _DEFAULT_NUM_THREADS = torch.get_num_threads()
@@ -54,7 +62,11 @@ def load_model(config: EngineConfig, backend: AttentionBackend) -> LoadedModel:
     text_config = model.config.get_text_config(decoder=True)
     limit = position_limit(text_config)
     check_windows(model, layers, min(config.max_model_len or DEFAULT_MAX_MODEL_LEN, limit or DEFAULT_MAX_MODEL_LEN))
-    verify_paged(model, layers, backend)
+    with watch_linears(model) as calls:
+        expected = own_logits(model)
+    if device.type == "cpu":
+        pack_linears(model, calls)
+    verify_paged(model, layers, backend, expected)
     return LoadedModel(
         name=config.model,
         model=model,
