@@ -3,8 +3,9 @@
     pip download --no-deps vllm && unzip -q vllm-*.whl 'vllm/v1/core/*' 'vllm/distributed/*' 'vllm/utils/*' -d vllm_src
     python benchmarks/pool.py --vllm vllm_src
 
-Ours is `BlockTables` as the engine calls it, each call with its event; vLLM's `BlockPool` (prefix caching on) records
-no event here. Only the modules of vLLM's pool are loaded, the rest of vLLM is stubbed. Without --vllm our side alone.
+Ours is `BlockTables` as the engine calls it, each call with its event; with events off, the same calls of the pool and
+nothing beside them. vLLM's `BlockPool` (prefix caching on) records no event here, and keeps no tables. Only the modules
+of its pool are loaded, the rest of vLLM is stubbed. Without --vllm our side alone.
 A figure is the median of the rounds, a ratio the median of the rounds' ratios: the machine's mood cancels out.
 """
 
@@ -36,13 +37,6 @@ VLLM_MODULES = {
 Figures = dict[str, float]
 
 
-class Ignored(list[Any]):
-    """Where events go when nobody wants them."""
-
-    def append(self, _: object) -> None:
-        pass
-
-
 def per_block(call: Callable[[Any], object], items: list[Any], blocks_per_item: int) -> float:
     """Nanoseconds of this thread's CPU time per block; the garbage collector waits until afterwards."""
     gc.collect()
@@ -55,29 +49,56 @@ def per_block(call: Callable[[Any], object], items: list[Any], blocks_per_item: 
     return elapsed / (len(items) * blocks_per_item)
 
 
-def measure_ours(num_blocks: int, *, events: bool = True) -> Figures:
-    """Allocate, free into the cache, hit, and allocate what must be evicted."""
-    recorded: list[ev.Event] = [] if events else Ignored()
-    pool = BlockPool(num_blocks, BLOCK_SIZE)
-    tables = BlockTables(pool, recorded)
-    sequences = [Sequence(f"r{number}.0", 0, []) for number in range(NUM_RUNS)]
-    figures = {"allocate 64": per_block(lambda s: tables.grow(s, RUN * BLOCK_SIZE), sequences, RUN)}
-    runs = [sequence.block_table for sequence in sequences]
-    for block_id in range(num_blocks):
-        pool.keep(block_id)
-    figures["free 64"] = per_block(tables.release, sequences, RUN)
+class Ours:
+    """The engine's calls, each with its event."""
 
-    def hit(pair: tuple[Sequence, list[int]]) -> None:
+    def __init__(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+        self._events: list[ev.Event] = []
+        self._tables = BlockTables(self.pool, self._events)
+        self.grow, self.release = self._tables.grow, self._tables.release
+
+    def hit(self, pair: tuple[Sequence, list[int]]) -> None:
         sequence, block_ids = pair
-        pool.reuse(block_ids)
+        self.pool.reuse(block_ids)
         sequence.block_table = block_ids
-        recorded.append(
+        self._events.append(
             ev.BlocksReused(sequence_id=sequence.sequence_id, block_ids=block_ids, num_tokens=RUN * BLOCK_SIZE)
         )
 
-    figures["cache hit 64"] = per_block(hit, list(zip(sequences, runs, strict=True)), RUN)
+
+class Silent:
+    """The same without events."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+
+    def grow(self, sequence: Sequence, num_positions: int) -> None:
+        table = sequence.block_table
+        block_ids, _ = self.pool.allocate(self.pool.blocks_for(num_positions) - len(table))
+        sequence.block_table = [*table, *block_ids] if table else block_ids
+
+    def release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_table)
+        sequence.block_table = []
+
+    def hit(self, pair: tuple[Sequence, list[int]]) -> None:
+        sequence, block_ids = pair
+        self.pool.reuse(block_ids)
+        sequence.block_table = block_ids
+
+
+def measure_ours(ours: Ours | Silent) -> Figures:
+    """Allocate, free into the cache, hit, and allocate one by one."""
+    sequences = [Sequence(f"r{number}.0", 0, []) for number in range(NUM_RUNS)]
+    figures = {"allocate 64": per_block(lambda s: ours.grow(s, RUN * BLOCK_SIZE), sequences, RUN)}
+    runs = [sequence.block_table for sequence in sequences]
+    for block_id in range(ours.pool.num_blocks):
+        ours.pool.keep(block_id)
+    figures["free 64"] = per_block(ours.release, sequences, RUN)
+    figures["cache hit 64"] = per_block(ours.hit, list(zip(sequences, runs, strict=True)), RUN)
     single = [Sequence(f"s{number}.0", 0, []) for number in range(NUM_RUNS * 8)]
-    figures["allocate 1"] = per_block(lambda s: tables.grow(s, 1), single, 1)
+    figures["allocate 1"] = per_block(lambda s: ours.grow(s, 1), single, 1)
     return figures
 
 
@@ -166,9 +187,9 @@ def main() -> None:
     vllm_pool = load_vllm(args.vllm) if args.vllm is not None else None
     ours, silent, large, theirs = [], [], [], []
     for _ in range(args.rounds):
-        ours.append(measure_ours(args.blocks))
-        silent.append(measure_ours(args.blocks, events=False))
-        large.append(measure_ours(10 * args.blocks))
+        ours.append(measure_ours(Ours(args.blocks)))
+        silent.append(measure_ours(Silent(args.blocks)))
+        large.append(measure_ours(Ours(10 * args.blocks)))
         if vllm_pool is not None:
             theirs.append(measure_vllm(vllm_pool, args.blocks))
     columns = {"ours": medians(ours)}

@@ -43,12 +43,12 @@ class MemoryWorld:
             return False
         sequence = Sequence(f"r{self.num_started}.0", 0, list(tokens))
         self.num_started += 1
-        idle_before = {block for block in range(self.pool.num_blocks) if self.pool.ref_counts[block] == 0}
+        idle_before = {block for block in range(self.pool.num_blocks) if self.pool.ref_count(block) == 0}
         free_before = set(self.pool._free)
         self.prefixes.reuse(sequence, len(tokens), "")
         assert sequence.num_computed < len(tokens), "one token is always computed"
         assert free_before.isdisjoint(sequence.block_table), "a free block has no content"
-        assert all(self.pool.ref_counts[b] == 1 for b in sequence.block_table if b in idle_before)
+        assert all(self.pool.ref_count(b) == 1 for b in sequence.block_table if b in idle_before)
         self._read(sequence)
         if sequence.block_table:
             self.live[place] = sequence
@@ -124,7 +124,7 @@ class MemoryWorld:
         tokens, block_size = sequence.tokens(0, stop), self.pool.block_size
         for position in range(extent.start, stop):
             block = sequence.block_table[position // block_size]
-            assert self.pool.ref_counts[block] == 1, "nobody else holds what is written"
+            assert self.pool.ref_count(block) == 1, "nobody else holds what is written"
             assert block not in self.prefixes._cache, "what is cached is never written again"
             self.kv[block][position % block_size] = hash(tuple(tokens[: position + 1]))
         sequence.num_computed = stop

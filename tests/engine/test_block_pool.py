@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kvscope.engine.block_pool import BlockPool, OutOfBlocksError
+from kvscope.engine.block_pool import FREE, HOLDER, BlockPool, OutOfBlocksError
 from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
 from kvscope.engine.free_queue import FreeQueue
 from kvscope.engine.request import Sequence
@@ -78,7 +78,7 @@ def test_integrity_names_what_is_wrong() -> None:
     table = pool.allocate(2).block_ids
     assert pool.check_integrity([table]) == []
     assert pool.check_integrity([table, table[:1]]) == ["P0 has ref count 1, 2 table entries point at it"]
-    pool.ref_counts[1] = 0
+    pool._states[1] = FREE
     assert "1 held + 1 free + 0 cached blocks are not 3" in pool.check_integrity([table[:1]])
 
 
@@ -128,7 +128,7 @@ class World(NamedTuple):
 def build(world: World) -> tuple[BlockTables, list[Sequence], list[Event]]:
     pool, events = BlockPool(NUM_BLOCKS, BLOCK_SIZE), list[Event]()
     pool._free = FreeQueue(world.free)
-    pool.ref_counts = [sum(table.count(block) for table in world.tables) for block in range(NUM_BLOCKS)]
+    pool._states = [HOLDER * sum(table.count(block) for table in world.tables) for block in range(NUM_BLOCKS)]
     sequences = [Sequence(f"s.{i}", i, [0] * MAX_POSITIONS) for i in range(NUM_SEQUENCES)]
     for sequence, table, computed in zip(sequences, world.tables, world.computed, strict=True):
         sequence.block_table, sequence.num_computed = list(table), computed
@@ -153,7 +153,7 @@ def write(tables: BlockTables, sequence: Sequence, count: int) -> list[BlockCopy
     copies = tables.prepare(extent)
     assert free_before - tables.pool.num_free_blocks == needed  # the forecast is exact
     for position in range(extent.start, extent.stop):  # invariant 3: nobody else holds what is written
-        assert tables.pool.ref_counts[sequence.block_table[position // BLOCK_SIZE]] == 1
+        assert tables.pool.ref_count(sequence.block_table[position // BLOCK_SIZE]) == 1
     sequence.num_computed = extent.stop
     return copies
 

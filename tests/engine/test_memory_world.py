@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kvscope.engine.block_pool import CACHED, FREE, HOLDER
 from kvscope.engine.free_queue import FreeQueue
 from kvscope.engine.prefix_cache import next_key, root_key
 from kvscope.engine.request import Sequence
@@ -62,13 +63,13 @@ def build(world: World) -> MemoryWorld:
             block = held.table[position // BLOCK_SIZE]
             memory.kv[block][position % BLOCK_SIZE] = hash(tuple(tokens[: position + 1]))
         for depth, block in enumerate(held.table):
-            pool.ref_counts[block] += 1
+            pool._states[block] += HOLDER
             if block in world.indexed:
                 labels[block] = Label(held.kind, depth)
     for block, label in labels.items():
         index(memory, block, label)
-    pool._cached.append([block for block, _ in world.cached])
-    pool._free = FreeQueue([b for b in range(NUM_BLOCKS) if pool.ref_counts[b] == 0 and not pool.is_cached(b)])
+    assert not pool._cached.append([block for block, _ in world.cached], pool._states, CACHED, CACHED)
+    pool._free = FreeQueue([b for b in range(NUM_BLOCKS) if pool._states[b] == FREE])
     return memory
 
 

@@ -29,6 +29,10 @@ class Released(NamedTuple):
     cached: list[int]
 
 
+# What one number says of a block: 2 for each table that points at it, and 1 if its content is worth keeping.
+FREE, CACHED, HOLDER = 0, 1, 2
+
+
 class BlockPool:
     """Physical blocks `0:num_blocks`.
 
@@ -41,13 +45,12 @@ class BlockPool:
         """`free_order` seeds the free list, head first; by default ascending ids."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.ref_counts = [0] * num_blocks
         order = list(free_order) if free_order is not None else list(range(num_blocks))
         if free_order is not None and sorted(order) != list(range(num_blocks)):
             raise ValueError("free_order must name every block exactly once")
+        self._states = [FREE] * num_blocks
         self._free = FreeQueue(order)
         self._cached = LruList(num_blocks)
-        self._is_kept = [False] * num_blocks  # its content is worth keeping when nobody holds it
 
     @property
     def num_free_blocks(self) -> int:
@@ -63,6 +66,17 @@ class BlockPool:
         """Blocks that can be handed out: free ones, and cached ones at the price of their content."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def ref_counts(self) -> list[int]:
+        """Of every block; O(pool)."""
+        return [state // HOLDER for state in self._states]
+
+    def ref_count(self, block_id: int) -> int:
+        return self._states[block_id] // HOLDER
+
+    def is_cached(self, block_id: int) -> bool:
+        return self._states[block_id] == CACHED
+
     def allocate(self, count: int) -> Allocation:
         """Take `count` available blocks, each with ref count 1; no more of them evicted than needed.
 
@@ -71,76 +85,66 @@ class BlockPool:
         """
         if count > self.num_available_blocks:
             raise OutOfBlocksError(f"{count} blocks asked for, {self.num_available_blocks} available")
-        ref_counts = self.ref_counts
-        block_ids, evicted = self._free.take(count), list[int]()
+        states, block_ids = self._states, self._free.take(count)
+        evicted: list[int] = []
         if len(block_ids) < count:
             evicted = self._cached.take_oldest(count - len(block_ids))
             block_ids += evicted
-            for block_id in evicted:
-                self._is_kept[block_id] = False
         for block_id in block_ids:
-            ref_counts[block_id] = 1
+            states[block_id] = HOLDER
         return Allocation(block_ids, evicted)
 
     def keep(self, block_id: int) -> None:
         """From now on, until it is handed out again, this held block becomes cached and not free when let go."""
-        self._is_kept[block_id] = True
+        self._states[block_id] |= CACHED
 
     def share(self, block_ids: Iterable[int]) -> None:
         """One more table points at each of these held blocks."""
         for block_id in block_ids:
-            if self.ref_counts[block_id] < 1:
+            if self._states[block_id] < HOLDER:
                 raise ValueError(f"P{block_id} is free and cannot be shared")
-            self.ref_counts[block_id] += 1
+            self._states[block_id] += HOLDER
 
-    def reuse(self, block_ids: Iterable[int]) -> None:
+    def reuse(self, block_ids: Sequence[int]) -> None:
         """One more table points at each of these held or cached blocks: a hit of the prefix cache.
 
         Raises:
-            ValueError: a block is free; the pool cannot be used afterwards.
+            ValueError: a block is free; nothing after it is reused.
         """
-        ref_counts = self.ref_counts
-        idle: list[int] = []
-        for block_id in block_ids:
-            count = ref_counts[block_id]
-            ref_counts[block_id] = count + 1
-            if count == 0:
-                idle.append(block_id)
-        try:
-            self._cached.remove(idle)
-        except KeyError as error:
-            raise ValueError(f"P{error.args[0]} is free: its content is gone") from None
+        states = self._states
+        for block_id in self._cached.remove(block_ids, states, CACHED, CACHED + HOLDER):
+            if states[block_id] == FREE:
+                raise ValueError(f"P{block_id} is free: its content is gone")
+            if self._cached.remove([block_id], states, CACHED, CACHED + HOLDER):
+                states[block_id] += HOLDER
 
-    def is_cached(self, block_id: int) -> bool:
-        return block_id in self._cached
-
-    def release(self, block_ids: Sequence[int]) -> Released:
+    def release(self, block_ids: list[int]) -> Released:
         """One table less points at each; those that nobody holds any more become cached or free, in the order given.
+
+        The lists returned may be `block_ids` itself.
 
         Raises:
             ValueError: a block is free already (a double free); nothing after it is released.
         """
-        ref_counts = self.ref_counts
-        freed: list[int] = []
-        for block_id in reversed(block_ids):
-            count = ref_counts[block_id]
-            if count < 1:
-                self._take_back(freed)
+        states = self._states
+        rest = self._cached.append(block_ids[::-1], states, CACHED + HOLDER, CACHED)
+        if not rest:
+            return Released(block_ids, block_ids)
+        cached = block_ids[: len(rest) - 1 : -1]
+        freed = cached.copy()
+        for block_id in rest:
+            if states[block_id] < HOLDER:
                 raise ValueError(f"P{block_id} is free already")
-            ref_counts[block_id] = count - 1
-            if count == 1:
-                freed.append(block_id)
-        cached = self._take_back(freed)
+            if states[block_id] > CACHED + HOLDER:
+                states[block_id] -= HOLDER
+                continue
+            freed.append(block_id)
+            if self._cached.append([block_id], states, CACHED + HOLDER, CACHED):
+                states[block_id] = FREE
+                self._free.extend([block_id])
+            else:
+                cached.append(block_id)
         return Released(freed[::-1], cached[::-1])
-
-    def _take_back(self, freed: list[int]) -> list[int]:
-        """Returns those that are cached now."""
-        is_kept = self._is_kept
-        cached = [block_id for block_id in freed if is_kept[block_id]]
-        self._cached.append(cached)
-        if len(cached) < len(freed):
-            self._free.extend([block_id for block_id in freed if not is_kept[block_id]] if cached else freed)
-        return cached
 
     def blocks_for(self, num_positions: int) -> int:
         """How many blocks hold that many positions."""
@@ -157,14 +161,19 @@ class BlockPool:
             for block_id, count in enumerate(self.ref_counts)
             if count != entries[block_id]
         ]
-        free, cached = set(self._free), set(self._cached)
-        problems += [f"P{block_id} is free and kept" for block_id in sorted(free) if self._is_kept[block_id]]
-        problems += [f"P{block_id} is free and held" for block_id in sorted(free) if self.ref_counts[block_id]]
-        problems += [f"P{block_id} is cached and held" for block_id in sorted(cached) if self.ref_counts[block_id]]
-        problems += [f"P{block_id} is cached and free" for block_id in sorted(cached & free)]
-        held = sum(count > 0 for count in self.ref_counts)
+        listed = {**dict.fromkeys(self._free, "free"), **dict.fromkeys(self._cached, "cached")}
+        problems += [
+            f"P{block_id} is {_name(state)} and listed as {listed.get(block_id, 'held')}"
+            for block_id, state in enumerate(self._states)
+            if listed.get(block_id, "held") != _name(state)
+        ]
+        held = sum(state >= HOLDER for state in self._states)
         if held + self.num_available_blocks != self.num_blocks:
             problems.append(
                 f"{held} held + {len(self._free)} free + {len(self._cached)} cached blocks are not {self.num_blocks}"
             )
         return problems
+
+
+def _name(state: int) -> str:
+    return "held" if state >= HOLDER else "cached" if state == CACHED else "free"

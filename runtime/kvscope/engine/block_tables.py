@@ -50,7 +50,7 @@ class BlockTables:
             block_id = self._shared_block_at(sequence, start)
             if block_id is None:
                 continue
-            holders = left.get(block_id, self.pool.ref_counts[block_id])
+            holders = left.get(block_id, self.pool.ref_count(block_id))
             if holders > 1:
                 needed += 1
                 left[block_id] = holders - 1
@@ -63,17 +63,18 @@ class BlockTables:
         return copies
 
     def grow(self, sequence: rq.Sequence, num_positions: int) -> None:
-        """Reserve blocks until positions `0:num_positions` have slots."""
-        count = self.pool.blocks_for(num_positions) - len(sequence.block_table)
+        """Reserve blocks until positions `0:num_positions` have slots. A table is replaced, as events hold it."""
+        table = sequence.block_table
+        count = self.pool.blocks_for(num_positions) - len(table)
         if count <= 0:
             return
-        block_ids = self.allocate(count, sequence)
+        block_ids, evicted = self.pool.allocate(count)
+        if evicted:
+            self._evict(evicted, sequence)
         self._events.append(
-            ev.BlocksAllocated(
-                sequence_id=sequence.sequence_id, first_logical_block=len(sequence.block_table), block_ids=block_ids
-            )
+            ev.BlocksAllocated(sequence_id=sequence.sequence_id, first_logical_block=len(table), block_ids=block_ids)
         )
-        sequence.block_table.extend(block_ids)
+        sequence.block_table = [*table, *block_ids] if table else block_ids
 
     def fork(self, parent: rq.Sequence, child: rq.Sequence) -> None:
         """The child's table becomes the parent's: every block has one holder more, none is copied."""
@@ -142,9 +143,13 @@ class BlockTables:
     def allocate(self, count: int, sequence: rq.Sequence) -> list[int]:
         """Blocks from the pool for this sequence; cached ones among them are evicted first."""
         block_ids, evicted = self.pool.allocate(count)
-        if evicted and self._prefixes is not None:
-            self._prefixes.evict(evicted, sequence.sequence_id)
+        if evicted:
+            self._evict(evicted, sequence)
         return block_ids
+
+    def _evict(self, block_ids: list[int], sequence: rq.Sequence) -> None:
+        if self._prefixes is not None:
+            self._prefixes.evict(block_ids, sequence.sequence_id)
 
     def _shared_block_at(self, sequence: rq.Sequence, position: int) -> int | None:
         """The block that holds the position's slot, if another table points at it too."""
@@ -152,4 +157,4 @@ class BlockTables:
         if logical >= len(sequence.block_table):
             return None
         block_id = sequence.block_table[logical]
-        return block_id if self.pool.ref_counts[block_id] > 1 else None
+        return block_id if self.pool.ref_count(block_id) > 1 else None

@@ -34,7 +34,7 @@ def export_state(engine: "Engine", pool: BlockPool, host_pool: BlockPool) -> Eng
         finished_order=list(engine.finished_order),
         counters=msgspec.structs.replace(engine.counters),
         step_elapsed_ns=engine.step_elapsed_ns,
-        host_ref_counts=list(host_pool.ref_counts),
+        host_ref_counts=host_pool.ref_counts,
         pause_reason=engine.pause_reason,
         breakpoints=engine.breakpoints.wanted,
     )

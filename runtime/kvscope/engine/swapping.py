@@ -39,7 +39,7 @@ class Swapper:
             logical = sequence.num_computed // pool.block_size
             if sequence.num_computed < limit and logical < len(sequence.host_table):
                 writers[sequence.host_table[logical]] += 1
-        copies = sum(min(count, self.host_pool.ref_counts[host_id] - 1) for host_id, count in writers.items())
+        copies = sum(min(count, self.host_pool.ref_count(host_id) - 1) for host_id, count in writers.items())
         return len(distinct) + growth + copies
 
     def swap_out(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
