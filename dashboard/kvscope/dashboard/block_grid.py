@@ -119,7 +119,7 @@ class BlockGrid(StripPane):
         if common != self._cached_for:
             self._cache, self._cached_for = {}, common
         by_row: dict[int, list[int]] = {}
-        for block_id in sorted(light.fresh):
+        for block_id in sorted(light.fresh) if layout.zoom < Zoom.DENSE else ():
             by_row.setdefault(block_id // layout.blocks_per_row, []).append(block_id)
         self._fresh = {row: tuple(block_ids) for row, block_ids in by_row.items()}
 

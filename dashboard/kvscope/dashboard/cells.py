@@ -96,7 +96,7 @@ def _make_groups(pool: PoolFrame, in_view: slice, group: int, light: Light, num_
     refs, owners = pool.refs[in_view], pool.owners[in_view]
     sizes = np.full(-(-len(refs) // group), group)
     sizes[-1:] = len(refs) - (len(sizes) - 1) * group
-    num_held = np.count_nonzero(_by_group(refs != 0, group), axis=1)
+    num_held = _by_group(refs != 0, group).view(np.uint8).sum(axis=1, dtype=np.int32)
     symbols = -(-num_held * (num_levels - 1) // sizes)
     looks = np.zeros(len(sizes), np.uint8)
     if not light.dim_others:

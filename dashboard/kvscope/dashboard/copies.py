@@ -1,8 +1,11 @@
 """Requests and sequences as frozen values. A sequence is copied only when it has changed since the last frame."""
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvscope.dashboard.owners import owner_code
 from kvscope.events.state import RequestState, SequenceState, WaitingReason
@@ -37,6 +40,15 @@ class Pieces(Sequence[str]):
 
     def __repr__(self) -> str:
         return repr(tuple(self))
+
+
+class BlockTable(tuple[int, ...]):
+    """A block table as it was; one that stays the same from frame to frame is turned into a column once."""
+
+    @cached_property
+    def blocks(self) -> NDArray[np.intp]:
+        """The same numbers, to index a pool's columns with."""
+        return np.array(self, np.intp)
 
 
 class SequenceFrame(NamedTuple):
@@ -88,15 +100,17 @@ class _Copy(NamedTuple):
 
 
 class SequenceCopies:
-    """The sequences of the last frame, for the next one."""
+    """The requests and sequences of the last frame, for the next one."""
 
     def __init__(self) -> None:
+        self.requests: dict[str, RequestFrame] = {}
         self._last: dict[str, _Copy] = {}
         self._next: dict[str, _Copy] = {}
 
-    def next_frame(self) -> None:
-        """All sequences have been copied; those that were not asked for are forgotten."""
+    def next_frame(self, requests: Iterable[RequestFrame]) -> None:
+        """All sequences have been copied into these requests; those that were not asked for are forgotten."""
         self._last, self._next = self._next, {}
+        self.requests = {request.request_id: request for request in requests}
 
     def copy(self, sequence: SequenceState, prompt_pieces: list[str]) -> SequenceFrame:
         """The last frame's value while nothing has changed, else a new one, with the old table while that is the same.
@@ -111,7 +125,7 @@ class SequenceCopies:
             sequence_id=sequence.sequence_id,
             table=known.frame.table
             if known is not None and _has_same_table(sequence, known)
-            else tuple(sequence.block_table),
+            else BlockTable(sequence.block_table),
             num_written=sequence.num_written,
             pieces=Pieces(prompt_pieces, sequence.pieces),
             num_prompt_tokens=len(prompt_pieces),
@@ -151,9 +165,9 @@ def _is_same(sequence: SequenceState, prompt_pieces: list[str], known: _Copy) ->
 
 
 def copy_request(request: RequestState, sequences: SequenceCopies) -> RequestFrame:
-    """Call with the view's lock held."""
+    """The last frame's value while nothing has changed, else a new one. Call with the view's lock held."""
     prompt_pieces = request.prompt_pieces
-    return RequestFrame(
+    frame = RequestFrame(
         request_id=request.request_id,
         prompt=request.prompt,
         status=request.status,
@@ -167,3 +181,5 @@ def copy_request(request: RequestState, sequences: SequenceCopies) -> RequestFra
         finished_ns=request.finished_ns,
         num_hypotheses=len(request.hypotheses),
     )
+    known = sequences.requests.get(request.request_id)
+    return known if known == frame else frame

@@ -161,7 +161,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             num_host_blocks=len(state.host_ref_counts),
             num_host_held=len(state.host_ref_counts) - state.host_ref_counts.count(0),
         )
-    builder.sequences.next_frame()
+    builder.sequences.next_frame(requests)
     block_size = frame.info.block_size if frame.info is not None else 1
     return frame._replace(pool=build_pool(block_size, refs, written, requests, builder.owners))
 

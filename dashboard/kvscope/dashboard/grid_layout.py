@@ -9,7 +9,7 @@ Five zooms, from near to far:
     GROUPS   █▆▃·           one character per group of blocks: how many of them are held
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ class Light(NamedTuple):
     logical: Mapping[int, int]
     dim_others: bool
     cursor: int | None
-    fresh: frozenset[int] = frozenset()
+    fresh: Collection[int] = frozenset()
 
 
 NO_LIGHT = Light({}, dim_others=False, cursor=None)

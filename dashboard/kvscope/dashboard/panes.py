@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.strip import Strip
 
@@ -15,7 +15,7 @@ from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
 from kvscope.dashboard.pane import FollowingPane, LazyPane, StripPane
-from kvscope.dashboard.requests import Row, draw_request_row, last_preemptions, list_rows
+from kvscope.dashboard.requests import Row, draw_request_row, last_preemptions, list_rows, row_facts
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
 from kvscope.dashboard.table import TableDrawing, draw_text
@@ -23,6 +23,7 @@ from kvscope.dashboard.ticker import draw_entry
 from kvscope.transport.source import LogEntry
 
 BRIEF_WIDTH = 74
+MAX_DRAWN_ROWS = 500  # lines of requests that are remembered
 HEAD_WIDTH = 28  # sequence number, step, phase and glyph before an event's sentence
 
 
@@ -53,6 +54,7 @@ class RequestsPane(LazyPane):
         self._preempted: dict[str, LogEntry] = {}
         self._lit: frozenset[str] = frozenset()
         self._text, self._query, self._order, self._following = "", EVERYTHING, SORTS[0], False
+        self._drawn: dict[str, tuple[tuple[object, ...], Strip]] = {}  # by row; what a line was drawn from, and it
 
     def show(self, frame: Frame, selected: str | None, lit: frozenset[str] = frozenset()) -> None:
         moved = selected != self._selected
@@ -64,6 +66,8 @@ class RequestsPane(LazyPane):
     def prepare(self, width: int) -> int:
         frame = self._frame
         self._rows = list_rows(frame, self._query, self._order) if frame is not None else []
+        if len(self._drawn) > MAX_DRAWN_ROWS:
+            self._drawn.clear()
         self._preempted = last_preemptions(frame) if frame is not None else {}
         return max(len(self._rows), 1)
 
@@ -71,8 +75,14 @@ class RequestsPane(LazyPane):
         if self._frame is None or y >= len(self._rows):
             hint = "no request passes the filter: / changes it" if self._query != EVERYTHING else self._hint
             return make_strip([(f" {hint}", theme.SOFT)], width)
-        row, preempted, lit = self._rows[y], self._preempted, self._lit
-        return draw_request_row(self._frame, row, self._selected, self._glyphs, width, preempted=preempted, lit=lit)
+        frame, row, preempted, lit, glyphs = self._frame, self._rows[y], self._preempted, self._lit, self._glyphs
+        chosen, entry = row.key == self._selected, preempted.get(row.request.request_id)
+        facts = (row, row_facts(frame, row), chosen, row.key in lit, entry, width)
+        drawn = self._drawn.get(row.key)
+        if drawn is None or drawn[0] != facts:
+            strip = draw_request_row(frame, row, self._selected, glyphs, width, preempted=preempted, lit=lit)
+            drawn = self._drawn[row.key] = facts, strip
+        return drawn[1]
 
     def set_filter(self, text: str, query: Query) -> None:
         self._text, self._query = text, query
@@ -281,6 +291,8 @@ class EventsPane(FollowingPane):
         self._whole: tuple[LogEntry, ...] = ()
         self._log: Sequence[LogEntry] = ()
         self._pointed: LogEntry | None = None
+        self._last: LogEntry | None = None  # the newest entry, when the longest was looked for
+        self._longest = 0
         self._text, self._query = "", EVERYTHING
 
     def show(self, log: tuple[LogEntry, ...]) -> None:
@@ -289,7 +301,7 @@ class EventsPane(FollowingPane):
             self._sift()
 
     def set_filter(self, text: str, query: Query) -> None:
-        self._text, self._query = text, query
+        self._text, self._query, self._last = text, query, None
         self._sift()
 
     @property
@@ -303,10 +315,22 @@ class EventsPane(FollowingPane):
 
     def _sift(self) -> None:
         self._log = filter_log(self._whole, self._query)
-        longest = max((len(entry.sentence) for entry in self._log), default=0)
-        self.virtual_size = Size(longest + HEAD_WIDTH, len(self._log))
-        self.refresh()
+        self._longest = self._measure()
+        size, content = Size(self._longest + HEAD_WIDTH, len(self._log)), self.content_size
+        if size != self.virtual_size:
+            self.virtual_size = size
+        self.refresh(Region(0, 0, content.width, content.height))
         self.follow()
+
+    def _measure(self) -> int:
+        """How long the longest sentence is. Of a log that goes on, the new entries alone are looked at."""
+        last, self._last = self._last, self._log[-1] if self._log else None
+        longest = 0
+        for entry in reversed(self._log):
+            if entry is last:
+                return max(longest, self._longest)
+            longest = max(longest, len(entry.sentence))
+        return longest
 
     def redraw(self) -> None:
         self.refresh()

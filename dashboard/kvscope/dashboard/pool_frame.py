@@ -1,15 +1,13 @@
 """The pool in one picture: a number per block in numpy columns, and the totals counted from them. Pure."""
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kvscope.dashboard.copies import BlockTable, RequestFrame
 from kvscope.dashboard.owners import OwnerCodes
-
-if TYPE_CHECKING:
-    from kvscope.dashboard.copies import RequestFrame
 
 
 class PoolFrame(NamedTuple):
@@ -34,7 +32,9 @@ class PoolFrame(NamedTuple):
         """How many of these blocks have a ref count above one."""
         if not self.num_shared:
             return 0
-        return int(np.count_nonzero(self.refs[np.fromiter(block_ids, np.intp, len(block_ids))] > 1))
+        is_table = isinstance(block_ids, BlockTable)
+        blocks = block_ids.blocks if is_table else np.fromiter(block_ids, np.intp, len(block_ids))
+        return int(np.count_nonzero(self.refs[blocks] > 1))
 
     @property
     def num_reserved_slots(self) -> int:
@@ -50,7 +50,7 @@ def build_pool(
     block_size: int,
     refs: ArrayLike,
     written: ArrayLike,
-    requests: "Sequence[RequestFrame]",
+    requests: Sequence[RequestFrame],
     owners: OwnerCodes | None = None,
 ) -> PoolFrame:
     """Totals and owner colours of a pool; `owners` remembers the last frame's, to save work. Columns are kept as given.

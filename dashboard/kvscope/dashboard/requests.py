@@ -78,6 +78,15 @@ def draw_request_row(
     return strip.apply_style(theme.ROW) if chosen else strip
 
 
+def row_facts(frame: Frame, row: Row) -> tuple[int, float | None]:
+    """What a line shows that its request does not know: blocks shared with others, and tokens per second."""
+    if row.sequence is not None:
+        return frame.pool.count_shared(row.sequence.table), None
+    request = row.request
+    shared = frame.pool.count_shared(distinct_blocks(request)) if request.status == "running" else 0
+    return shared, tokens_per_second(frame, request)
+
+
 def _request_words(
     frame: Frame, request: RequestFrame, preempted: LogEntry | None, glyphs: Glyphs, width: int
 ) -> list[Part]:
@@ -135,13 +144,21 @@ def _facts(frame: Frame, request: RequestFrame) -> list[str]:
         )
     if request.status != "waiting":
         facts.append(f"{generated}/{request.params.max_tokens * len(request.sequences)} tok")
-    if (wait_ns := request.first_token_wait_ns) is not None and request.first_token_ns is not None:
-        until_ns = request.finished_ns if request.finished_ns is not None else frame.time_ns
-        elapsed_ns = until_ns - request.first_token_ns
-        if elapsed_ns > 0 and generated > len(request.sequences):
-            facts.append(f"{(generated - len(request.sequences)) * 1e9 / elapsed_ns:.1f}/s")
+    if (wait_ns := request.first_token_wait_ns) is not None:
+        if (rate := tokens_per_second(frame, request)) is not None:
+            facts.append(f"{rate:.1f}/s")
         facts.append(f"first {format_seconds(wait_ns)}")
     return facts
+
+
+def tokens_per_second(frame: Frame, request: RequestFrame) -> float | None:
+    """After its first token, to a tenth; None while there is nothing to measure."""
+    if request.first_token_ns is None or request.status == "waiting":
+        return None
+    until_ns = request.finished_ns if request.finished_ns is not None else frame.time_ns
+    elapsed_ns = until_ns - request.first_token_ns
+    number = sum(sequence.num_generated for sequence in request.sequences) - len(request.sequences)
+    return round(number * 1e9 / elapsed_ns, 1) if elapsed_ns > 0 and number > 0 else None
 
 
 def format_seconds(elapsed_ns: int) -> str:

@@ -1,6 +1,7 @@
 """What the user looks at: a request, a sequence, or nothing in particular. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 
 from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import Frame
@@ -33,7 +34,7 @@ def shown_sequence(frame: Frame, key: str | None) -> Shown | None:
 
 def light_of(frame: Frame, key: str | None, cursor: int | None) -> Light:
     """The selected blocks with their logical numbers. Nothing is dimmed when nothing is lit."""
-    fresh = touched_blocks(frame)
+    fresh = Touched(frame)
     chosen = find_selected(frame, key)
     if chosen is None:
         return Light({}, dim_others=False, cursor=cursor, fresh=fresh)
@@ -41,6 +42,26 @@ def light_of(frame: Frame, key: str | None, cursor: int | None) -> Light:
     sequences = request.sequences if key == request.request_id else (sequence,)
     logical = {block_id: index for seq in reversed(sequences) for index, block_id in enumerate(seq.table)}
     return Light(logical, dim_others=bool(logical), cursor=cursor, fresh=fresh)
+
+
+class Touched(Collection[int]):
+    """The blocks of `touched_blocks`, looked for when somebody asks: the far zoom never does."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    @cached_property
+    def _blocks(self) -> frozenset[int]:
+        return touched_blocks(self._frame)
+
+    def __contains__(self, block_id: object) -> bool:
+        return block_id in self._blocks
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
 
 
 def touched_blocks(frame: Frame) -> frozenset[int]:
