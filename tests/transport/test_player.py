@@ -10,6 +10,7 @@ import pytest
 from kvscope.events.state import EngineState, apply_batch
 from kvscope.transport.recording import Recording, ReplaySource
 from kvscope.transport.source import Status
+from kvscope.transport.timetravel.clock import PlayClock
 
 
 def state_after(stream, count: int) -> EngineState:
@@ -78,7 +79,7 @@ def test_toggle_and_speed(source: ReplaySource) -> None:
     assert player.playing
     player.toggle()
     assert not player.playing
-    for asked, given in ((0.001, 0.1), (2.0, 2.0), (1e9, 100.0)):
+    for asked, given in ((0.001, 0.1), (2.0, 2.0), (1e9, 1000.0)):
         player.speed = asked
         assert player.speed == given
 
@@ -132,3 +133,18 @@ def test_a_batch_that_does_not_fit_ends_the_playback(lab, stream) -> None:
 
 def test_close_before_start(stream) -> None:
     ReplaySource(Recording(Path("run.mcap"), list(enumerate(stream.batches)))).close()
+
+
+def test_the_clock_keeps_the_pace_and_cuts_silences() -> None:
+    clock = PlayClock([0, 10**9, 3_600 * 10**9, 3_600 * 10**9 + 5 * 10**8])
+    assert clock.length_s == 2.5  # the hour is one second
+    clock.set(0, 100.0)
+    assert (clock.read(100.0), clock.wait_s(1)) == (1, 1.0)  # the first batch at once
+    clock.speed = 8.0
+    assert clock.read(100.125) == 2  # a second has been played
+    assert clock.wait_s(2) == 1 / 8
+    assert clock.read(1_000.0) == 4  # a long delay counts as a quarter of a second
+    clock.set(3, 1_000.0)
+    assert (clock.read(1_000.0), clock.wait_s(3)) == (3, 0.5 / 8)
+    for lonely in ([], [7]):
+        assert PlayClock(lonely).read(5.0) == 1

@@ -12,9 +12,12 @@ from kvscope.events.state import EngineState, apply_batch
 from kvscope.events.types import Batch
 from kvscope.transport.recording import Recorder, ReplaySource, open_recording, read_recording
 from kvscope.transport.recording import recorder as recorder_module
+from kvscope.transport.recording.bookmarks import Bookmark, latest
 from kvscope.transport.recording.deltas import DeltaPacker, parse_packed, unpack
 from kvscope.transport.recording.stored import StoredRecording
+from kvscope.transport.source import LogEntry
 from kvscope.transport.timetravel import Place
+from kvscope.transport.timetravel import player as player_module
 
 
 @pytest.fixture
@@ -35,6 +38,32 @@ def recorded(tmp_path: Path, batches: list[Batch], monkeypatch: pytest.MonkeyPat
     recorder.close()
     assert recorder.error is None
     return tmp_path / "run.mcap"
+
+
+@pytest.mark.parametrize("close", [True, False], ids=["whole", "torn"])
+def test_bookmarks_are_read_wherever_they_lie(
+    tmp_path: Path, batches: list[Batch], close: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of earlier moments too; one without a note takes another away. They change nothing about the batches."""
+    monkeypatch.setattr(recorder_module, "CHUNK_BYTES", 4000)
+    kept = [Bookmark(seq=7, note="a"), Bookmark(seq=3, event=1, note="\x1bb"), Bookmark(seq=7)]
+    recorder, state = Recorder(tmp_path / "run.mcap"), EngineState()
+    for seq, batch in enumerate(batches):
+        state = apply_batch(state, batch)
+        recorder.record(seq, batch.time_ns, encode_batch(batch), batch, state)
+        if seq % 100 == 50 and kept:
+            recorder.record_bookmark(kept.pop(0), batch.time_ns)
+    recorder.close()
+    if not close:
+        data = recorder.path.read_bytes()
+        recorder.path.write_bytes(data[: int(len(data) * 0.7)])
+    for read in (open_recording, read_recording):
+        recording = read(recorder.path)
+        assert isinstance(recording, StoredRecording) == (close and read is open_recording)
+        assert [bookmark.seq for bookmark in recording.bookmarks] == [7, 3, 7]
+        assert latest(recording.bookmarks) == [Bookmark(seq=3, event=1, note="␛b")]
+        assert list(recording.batches) == list(enumerate(batches[: len(recording.batches)]))
+        recording.close() if isinstance(recording, StoredRecording) else None
 
 
 def states_of(batches: list[tuple[int, Batch]]) -> list[bytes]:
@@ -68,6 +97,31 @@ def test_every_moment_in_any_order(recorded: Path) -> None:
         source.player.seek(position)
         assert source.player.place == Place(position)
         assert encode_state(source.view.state) == states[position]
+
+
+@pytest.mark.parametrize("read", [open_recording, read_recording], ids=["with checkpoints", "without"])
+def test_played_fast_every_picture_is_exact(recorded: Path, read, lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture is of a moment of the recording, whatever lies between it and the one before; none is far behind."""
+    monkeypatch.setattr(player_module, "FEW_EVENTS", 5)
+    monkeypatch.setattr(player_module, "FRAME_EVENTS", 60)
+    states = states_of(read_recording(recorded).batches)
+    source = ReplaySource(read(recorded))
+    shown: list[tuple[int, bytes]] = []
+    show = source.view.show_moment
+
+    def watch(state: EngineState, seq: int | None, log: list[LogEntry]) -> None:
+        show(state, seq, log)
+        shown.append((-1 if seq is None else seq, encode_state(state)))
+        assert all(entry.seq <= shown[-1][0] for entry in log)
+
+    monkeypatch.setattr(source.view, "show_moment", watch)
+    source.start()
+    source.player.speed = 1000.0
+    lab.wait_until(lambda: not source.player.playing and source.player.position == len(states) - 1)
+    source.close()
+    assert 1 < len(shown) < len(states) / 2
+    assert all(state == states[seq + 1] for seq, state in shown)
+    assert encode_state(source.view.state) == states[-1]
 
 
 def test_the_index_knows_what_a_survey_finds(recorded: Path) -> None:

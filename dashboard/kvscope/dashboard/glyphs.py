@@ -37,6 +37,7 @@ class Glyphs:
     times: str
     back: str  # looking at the past
     head: str  # where a player is on its timeline
+    bookmark: str
     unknown: str  # a part of the timeline that was not looked at yet
     ascii_borders: bool
 
@@ -72,6 +73,7 @@ UNICODE = Glyphs(
     times="×",
     back="◀",
     head="┃",
+    bookmark="⚑",
     unknown="╌",
     ascii_borders=False,
 )
@@ -107,6 +109,7 @@ ASCII = Glyphs(
     times="x",
     back="<",
     head="|",
+    bookmark="$",
     unknown=" ",
     ascii_borders=True,
 )

@@ -12,7 +12,7 @@ from kvscope.dashboard.strips import Part, columns, make_strip, measure
 from kvscope.events.notable import Notable
 from kvscope.transport.timetravel import Player
 
-SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0)
+SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0, 1000.0)
 LABEL_WIDTH = 7
 MIN_BAR_WIDTH = 8
 KEYS_HINT = "space play  n b batch  N B step  e E event  ] [ notable  t go to "
@@ -31,6 +31,7 @@ class Moment(NamedTuple):
     time_ns: int
     end_ns: int
     speed: float
+    note: str = ""  # of the bookmark here
 
 
 class Usage(NamedTuple):
@@ -41,6 +42,7 @@ class Usage(NamedTuple):
     num_blocks: int
     length: int  # batches of the whole track
     num_audited: int
+    bookmarks: Sequence[int] = ()  # how many batches come before each
 
 
 class Column(NamedTuple):
@@ -64,7 +66,7 @@ def next_speed(speed: float, step: int) -> float:
     return SPEEDS[min(max(nearest + step, 0), len(SPEEDS) - 1)]
 
 
-def read_moment(player: Player) -> Moment:
+def read_moment(player: Player, note: str = "") -> Moment:
     """The player's place in numbers."""
     (position, event), index = player.place, player.index
     last = min(position, len(index) - 1) if event else position - 1
@@ -79,13 +81,15 @@ def read_moment(player: Player) -> Moment:
         time_ns=index.times_ns[last] if last >= 0 else 0,
         end_ns=index.times_ns[-1] if len(index) else 0,
         speed=player.speed,
+        note=note,
     )
 
 
 def read_usage(player: Player) -> Usage:
     """What the survey has found so far; its lists only grow."""
     survey = player.survey
-    return Usage(survey.held, survey.kinds, survey.num_blocks, player.length, survey.num_audited)
+    bookmarks = tuple(place.position for place in player.marks)
+    return Usage(survey.held, survey.kinds, survey.num_blocks, player.length, survey.num_audited, bookmarks)
 
 
 def fold_columns(usage: Usage, width: int) -> list[Column]:
@@ -95,6 +99,9 @@ def fold_columns(usage: Usage, width: int) -> list[Column]:
         start, stop = stretch(cell, usage.length, width)
         held = usage.held[start:stop]
         found.append(Column(max(held, default=None), max(usage.kinds[start:stop], default=0)))
+    for position in usage.bookmarks:
+        place = cell_of(position, usage.length, width)
+        found[place] = found[place]._replace(kind=Notable.BOOKMARK)
     return found
 
 
@@ -106,18 +113,23 @@ def stretch(cell: int, length: int, width: int) -> tuple[int, int]:
 
 def head_cell(moment: Moment, width: int) -> int:
     """The cell of the batch that was applied last."""
-    return min(max(moment.position - 1, 0) * width // max(moment.length, 1), width - 1)
+    return cell_of(moment.position, moment.length, width)
+
+
+def cell_of(position: int, length: int, width: int) -> int:
+    """The cell of the last of `position` batches."""
+    return min(max(position - 1, 0) * width // max(length, 1), width - 1)
 
 
 class Folder:
     """`fold_columns` for a screen that asks many times a second for what seldom changes."""
 
     def __init__(self) -> None:
-        self._key: tuple[int, ...] = ()
+        self._key: tuple[object, ...] = ()
         self._cells: list[Column] = []
 
     def __call__(self, usage: Usage, width: int) -> list[Column]:
-        key = (width, usage.length, len(usage.held), usage.num_audited)
+        key = (width, usage.length, len(usage.held), usage.num_audited, usage.bookmarks)
         if key != self._key:
             self._key, self._cells = key, fold_columns(usage, width)
         return self._cells
@@ -172,7 +184,9 @@ def _draw_numbers(moment: Moment, usage: Usage, peak: int, glyphs: Glyphs, width
     if usage.num_audited < usage.length:
         left.append((f"  audited {_percent(usage.num_audited, usage.length)}", theme.NOTICE))
     right: list[Part] = [(f" {moment.speed:g}{glyphs.times} ", theme.STRONG)]
-    if measure(left) + measure(right) + len(KEYS_HINT) + 2 <= width:
+    if moment.note:
+        left += [(f"  {glyphs.bookmark} ", theme.STRONG), (moment.note, theme.STRONG)]
+    elif measure(left) + measure(right) + len(KEYS_HINT) + 2 <= width:
         right.append((f" {KEYS_HINT}", theme.SOFT))
     return columns(left, right, width)
 
@@ -223,6 +237,8 @@ def notable_look(kind: int, glyphs: Glyphs) -> tuple[str, Style]:
             return glyphs.preempt, theme.BAD
         case Notable.REFUSAL | Notable.DROP:
             return glyphs.cross, theme.BAD
+        case Notable.BOOKMARK:
+            return glyphs.bookmark, theme.STRONG
         case Notable.FINDING:
             return glyphs.warning, theme.BAD
     return " ", theme.PLAIN

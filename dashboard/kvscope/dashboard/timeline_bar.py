@@ -29,13 +29,13 @@ class TimelineBar(StripWidget):
         self._length = 0
         self._pointed: int | None = None
 
-    def draw(self, player: Player | None, width: int, bar_height: int) -> None:
+    def draw(self, player: Player | None, width: int, bar_height: int, note: str = "") -> None:
         if player is None:
             self.show([])
             return
         self._length = player.length
         self._drawing = draw_playback(
-            read_moment(player), read_usage(player), self._glyphs, width, bar_height, fold=self._fold
+            read_moment(player, note), read_usage(player), self._glyphs, width, bar_height, fold=self._fold
         )
         self.show(self._drawing.lines)
 

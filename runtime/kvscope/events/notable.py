@@ -15,6 +15,7 @@ class Notable(IntEnum):
     REFUSAL = 4
     DROP = 5
     FINDING = 6
+    BOOKMARK = 7  # no event: somebody has marked the moment
 
 
 _KINDS: dict[type[Event], Notable] = {

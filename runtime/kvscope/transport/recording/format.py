@@ -7,6 +7,7 @@ chunks    zstd with CRC; messages in batch order:
             channel "events"    one batch, as on the wire
             channel "checkpoint"  now and then, the state after the batch before it, to start a look back from: what
                                   differs from an earlier one, or all of it
+            channel "bookmark"  a moment that somebody has marked, with a note, wherever in the file it came to be
 attach    "kvscope.index": what `columns` describes, in parts
 message   sequence = the batch's number modulo 2**32, log_time = wall clock in ns
 """
@@ -16,6 +17,7 @@ METADATA_NAME = "kvscope"
 EVENTS_CHANNEL = "events"
 KEYFRAME_CHANNEL = "keyframe"
 CHECKPOINT_CHANNEL = "checkpoint"
+BOOKMARK_CHANNEL = "bookmark"
 INDEX_NAME = "kvscope.index"
 MESSAGE_ENCODING = "msgpack"
 

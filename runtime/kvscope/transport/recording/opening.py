@@ -11,8 +11,8 @@ from mcap.records import Attachment, Footer
 from mcap.stream_reader import StreamReader
 
 from kvscope.transport.recording.columns import MAX_PART_BYTES, BatchColumns
-from kvscope.transport.recording.format import EVENTS_CHANNEL, INDEX_NAME, PROFILE, RecordingError
-from kvscope.transport.recording.reader import Recording, read_recording
+from kvscope.transport.recording.format import BOOKMARK_CHANNEL, EVENTS_CHANNEL, INDEX_NAME, PROFILE, RecordingError
+from kvscope.transport.recording.reader import Progress, Recording, no_progress, read_recording
 from kvscope.transport.recording.stored import Layout, StoredRecording
 
 MAX_SUMMARY_BYTES = 256 << 20
@@ -20,7 +20,7 @@ _FOOTER_BYTES, _MAGIC_BYTES, _DATA_END_BYTES = 29, 8, 13
 _BLOCK = 1 << 20
 
 
-def open_recording(path: Path | str) -> StoredRecording | Recording:
+def open_recording(path: Path | str, progress: Progress = no_progress) -> StoredRecording | Recording:
     """The recording on disk, if it has an index; else all of it, read into memory.
 
     Raises:
@@ -30,7 +30,7 @@ def open_recording(path: Path | str) -> StoredRecording | Recording:
     try:
         return _open_by_index(path)
     except Exception:  # whatever is wrong with the index, the batches may still be there: the reader says what is not
-        return read_recording(path)
+        return read_recording(path, progress)
 
 
 def _open_by_index(path: Path) -> StoredRecording:
@@ -70,7 +70,9 @@ def _read_layout(file: BinaryIO) -> Layout:
         or len(columns) != sum(counts.get(number, 0) for number, topic in topics.items() if topic == EVENTS_CHANNEL)
     ):
         raise RecordingError("the index is not of every batch")
-    return Layout(chunks, topics, columns)
+    marking = {number for number, topic in topics.items() if topic == BOOKMARK_CHANNEL}
+    marked = [index.chunk_start_offset for index in summary.chunk_indexes if marking & set(index.message_index_offsets)]
+    return Layout(chunks, topics, columns, [number for number, (start, _) in enumerate(chunks) if start in marked])
 
 
 def _check_sums(file: BinaryIO) -> None:

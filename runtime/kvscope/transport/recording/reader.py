@@ -6,7 +6,7 @@ the parser becomes either a shorter recording with `missing` set, or a Recording
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +19,9 @@ from kvscope.events.codec import decode_batch, decode_state
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.text import make_printable
 from kvscope.events.types import Batch
+from kvscope.transport.recording.bookmarks import Bookmark, decode_bookmark
 from kvscope.transport.recording.format import (
+    BOOKMARK_CHANNEL,
     EVENTS_CHANNEL,
     KEYFRAME_CHANNEL,
     MAX_CHUNK_BYTES,
@@ -27,6 +29,12 @@ from kvscope.transport.recording.format import (
     SEQUENCE_MODULUS,
     RecordingError,
 )
+
+Progress = Callable[[str, int, int], None]  # the file's name, how many bytes of it have been read, its size
+
+
+def no_progress(name: str, num_bytes: int, size: int) -> None:
+    """Nobody wants to know."""
 
 
 @dataclass(slots=True)
@@ -39,6 +47,7 @@ class Recording:
     initial_seq: int | None = None
     num_refused_events: int = 0
     missing: str | None = None
+    bookmarks: list[Bookmark] = field(default_factory=list)  # as they were kept, later ones over earlier ones
     has_hole: bool = False  # batches are missing in the middle: it was not just cut short
 
     @property
@@ -50,7 +59,7 @@ class _HoleError(RecordingError):
     """A batch that must come next is not there, but a later one is."""
 
 
-def read_recording(path: Path | str) -> Recording:
+def read_recording(path: Path | str, progress: Progress = no_progress) -> Recording:
     """All whole batches, in order, without holes.
 
     Raises:
@@ -65,7 +74,7 @@ def read_recording(path: Path | str) -> Recording:
         if found.st_size == 0:
             raise RecordingError(f"{shown} is empty")
         with path.open("rb") as file:
-            recording = _read(path, shown, file)
+            recording = _read(path, shown, file, lambda: progress(shown, file.tell(), found.st_size))
     except OSError as error:
         raise RecordingError(f"cannot read {shown}: {error.strerror}") from None
     if recording.last_seq is None:
@@ -73,13 +82,14 @@ def read_recording(path: Path | str) -> Recording:
     return recording
 
 
-def _read(path: Path, shown: str, file: BinaryIO) -> Recording:
+def _read(path: Path, shown: str, file: BinaryIO, progress: Callable[[], None]) -> Recording:
     parser = _Parser(Recording(path))
     try:
         for record in StreamReader(
             file, emit_chunks=True, validate_crcs=True, record_size_limit=MAX_CHUNK_BYTES
         ).records:
             parser.take(record)
+            progress()
         end = file.tell()
         if rest := file.seek(0, os.SEEK_END) - end:
             parser.recording.missing = f"is whole, but {rest:,} bytes after its end are not read: another recording?"
@@ -125,6 +135,8 @@ class _Parser:
                 self._take_batch(self._unwrap(record.sequence), record.data)
             elif topic == KEYFRAME_CHANNEL:
                 self._take_keyframe(self._unwrap(record.sequence), record.data)
+            elif topic == BOOKMARK_CHANNEL and (bookmark := decode_bookmark(record.data)) is not None:
+                self.recording.bookmarks.append(bookmark)
 
     def _unwrap(self, sequence: int) -> int:
         """The 64-bit number, given that numbers only grow."""

@@ -23,9 +23,11 @@ from kvscope.events.keyframe import Keyframe
 from kvscope.events.notable import most_notable
 from kvscope.events.state import EngineState
 from kvscope.events.types import SCHEMA_VERSION, Batch
+from kvscope.transport.recording.bookmarks import Bookmark, encode_bookmark
 from kvscope.transport.recording.columns import PART_BATCHES, BatchColumns, Mark
 from kvscope.transport.recording.deltas import DeltaPacker
 from kvscope.transport.recording.format import (
+    BOOKMARK_CHANNEL,
     CHECKPOINT_CHANNEL,
     CHUNK_BYTES,
     EVENTS_CHANNEL,
@@ -107,6 +109,10 @@ class Recorder:
             return
         self._put(_Message(KEYFRAME_CHANNEL, seq, log_time_ns, state, time.monotonic()))
 
+    def record_bookmark(self, bookmark: Bookmark, log_time_ns: int) -> None:
+        """Keep it, of whatever moment it is. Never blocks."""
+        self._put(_Message(BOOKMARK_CHANNEL, bookmark.seq, log_time_ns, encode_bookmark(bookmark), time.monotonic()))
+
     @property
     def num_queued_bytes(self) -> int:
         """What has not reached the file yet; who can wait, waits for it to shrink."""
@@ -170,7 +176,7 @@ class Recorder:
         writer.add_metadata(METADATA_NAME, {"kvscope_version": _version(), "schema_version": str(SCHEMA_VERSION)})
         channels = {
             name: writer.register_channel(name, MESSAGE_ENCODING, schema_id=0)
-            for name in (EVENTS_CHANNEL, KEYFRAME_CHANNEL, CHECKPOINT_CHANNEL)
+            for name in (EVENTS_CHANNEL, KEYFRAME_CHANNEL, CHECKPOINT_CHANNEL, BOOKMARK_CHANNEL)
         }
         self._flush(writer)
         while (message := self._queue.get()) is not None and self.error is None:
@@ -232,7 +238,7 @@ class Recorder:
         if message.mark is not None and self._columns is not None:
             self._columns.add(message.seq, message.mark, self._num_chunks)
             self._num_batches += 1
-        elif message.channel == EVENTS_CHANNEL or self._num_batches:
+        elif message.channel == EVENTS_CHANNEL or (message.channel == KEYFRAME_CHANNEL and self._num_batches):
             self._columns = None
 
     def _write_index(self, writer: Writer) -> None:

@@ -11,8 +11,9 @@ from kvscope.events.codec import encode_state
 from kvscope.events.state import EngineState
 from kvscope.events.text import make_printable
 from kvscope.events.types import Batch
+from kvscope.transport.recording.bookmarks import Bookmark
 from kvscope.transport.recording.format import RecordingError
-from kvscope.transport.recording.reader import Recording, read_recording
+from kvscope.transport.recording.reader import Progress, Recording, no_progress, read_recording
 from kvscope.transport.recording.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ class SeriesRecorder:
     def record_keyframe(self, seq: int, log_time_ns: int, state: bytes) -> None:
         self._recorders[-1].record_keyframe(seq, log_time_ns, state)
 
+    def record_bookmark(self, bookmark: Bookmark, log_time_ns: int) -> None:
+        self._recorders[-1].record_bookmark(bookmark, log_time_ns)
+
     def _go_on(self, seq: int, log_time_ns: int, state: EngineState) -> None:
         self._number += 1
         try:
@@ -81,24 +85,35 @@ class SeriesRecorder:
             recorder.close()
 
 
-def read_series(paths: Sequence[Path]) -> Recording:
+def read_series(paths: Sequence[Path], progress: Progress = no_progress) -> Recording:
     """Several files of one recording, in their order, as one.
 
     Raises:
         RecordingError: one cannot be read, or does not begin where the one before it ends.
     """
-    whole = read_recording(paths[0])
+    whole = read_recording(paths[0], progress)
     for path in paths[1:]:
-        part, before = read_recording(path), make_printable(str(whole.path))
+        part, before = read_recording(path, progress), make_printable(str(whole.path))
         shown = make_printable(str(path))
         if whole.missing is not None:
             raise RecordingError(f"{before} {whole.missing}: {shown} cannot follow it")
         if part.initial_state is None or _epoch(part) != _epoch(whole) or part.initial_seq != whole.last_seq:
             raise RecordingError(f"{shown} does not begin where {before} ends; give the files of one run in order")
         whole.batches += part.batches
+        whole.bookmarks += part.bookmarks
         whole.num_refused_events += part.num_refused_events
         whole.path, whole.missing, whole.has_hole = path, part.missing, part.has_hole
     return whole
+
+
+def files_of(first: Path) -> list[Path]:
+    """The file, and if it is the first one of a rotated recording, those that follow it."""
+    found = [first]
+    stem, dot, number = first.stem.rpartition(".")
+    if dot and number == "0001":
+        while (following := first.with_name(f"{stem}.{len(found) + 1:04}{first.suffix}")).exists():
+            found.append(following)
+    return found
 
 
 def _epoch(recording: Recording) -> bytes:

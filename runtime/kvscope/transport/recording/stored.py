@@ -20,9 +20,11 @@ from kvscope.events.checkpoint import decode_checkpoint
 from kvscope.events.codec import DecodeError, decode_batch, decode_state
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch
+from kvscope.transport.recording.bookmarks import Bookmark, decode_bookmark
 from kvscope.transport.recording.columns import BatchColumns
 from kvscope.transport.recording.deltas import parse_packed, unpack
 from kvscope.transport.recording.format import (
+    BOOKMARK_CHANNEL,
     CHECKPOINT_CHANNEL,
     EVENTS_CHANNEL,
     KEYFRAME_CHANNEL,
@@ -42,6 +44,7 @@ class Layout(NamedTuple):
     chunks: Sequence[tuple[int, int]]
     topics: dict[int, str]
     columns: BatchColumns
+    marked: Sequence[int] = ()  # chunks that hold bookmarks
 
 
 class _Messages(NamedTuple):
@@ -50,6 +53,7 @@ class _Messages(NamedTuple):
     batches: list[tuple[str, int, bytes]]  # topic, number modulo 2**32, data
     checkpoints: dict[int, bytes]  # by that number
     initial: bytes | None
+    bookmarks: list[Bookmark]
 
 
 class StoredRecording:
@@ -69,6 +73,7 @@ class StoredRecording:
         self._base: tuple[int, bytes] | None = None  # the checkpoint that others were made from, unpacked
         self.batches: Sequence[tuple[int, Batch]] = _Batches(self)
         initial = self._messages(0).initial if layout.chunks else None
+        self.bookmarks = [bookmark for chunk in layout.marked for bookmark in self._messages(chunk).bookmarks]
         self.initial_state = decode_state(initial, printable=True) if initial is not None else None
         first = self.columns.seqs[0] if len(self.columns) else 0
         self.initial_seq = first - 1 if initial is not None else None
@@ -164,7 +169,7 @@ class StoredRecording:
 
 def sort_messages(chunk: Chunk, topics: dict[int, str], *, is_first: bool) -> _Messages:
     """What a chunk holds, its checksum checked."""
-    messages = _Messages([], {}, None)
+    messages = _Messages([], {}, None, [])
     initial = None
     for message in unpack_chunk(chunk):
         if not isinstance(message, Message):
@@ -172,6 +177,8 @@ def sort_messages(chunk: Chunk, topics: dict[int, str], *, is_first: bool) -> _M
         topic = topics.get(message.channel_id)
         if topic == CHECKPOINT_CHANNEL:
             messages.checkpoints[message.sequence] = message.data
+        elif topic == BOOKMARK_CHANNEL:
+            messages.bookmarks.extend(filter(None, [decode_bookmark(message.data)]))
         elif topic == KEYFRAME_CHANNEL and is_first and not messages.batches and initial is None:
             initial = message.data
         elif topic in (EVENTS_CHANNEL, KEYFRAME_CHANNEL):

@@ -9,6 +9,7 @@ import time
 from kvscope.events.codec import encode_batch, encode_state
 from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
+from kvscope.transport.recording.bookmarks import Bookmark
 from kvscope.transport.recording.format import RecordingError
 from kvscope.transport.recording.recorder import Recorder
 from kvscope.transport.recording.series import SeriesRecorder
@@ -54,6 +55,12 @@ class Tap:
         """Keep nothing more. Idempotent."""
         with view.lock:
             self._recorder = None
+
+    def bookmark(self, bookmark: Bookmark, view: View) -> None:
+        """Into the recording, while there is one."""
+        with view.lock:
+            if self._recorder is not None:
+                self._recorder.record_bookmark(bookmark, view.state.wall_time_ns + view.state.time_ns)
 
     def append(self, seq: int, batch: Batch, state: EngineState, payload: bytes | None) -> None:
         """One batch was applied."""

@@ -2,9 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
+from kvscope.transport.recording.bookmarks import Bookmark
 from kvscope.transport.source import Control, Status, View
+from kvscope.transport.timetravel.clock import MAX_SPEED, MIN_SPEED, PlayClock
 from kvscope.transport.timetravel.keyframes import Keyframes
 from kvscope.transport.timetravel.signposts import Signposts
 from kvscope.transport.timetravel.survey import Survey
@@ -12,9 +14,9 @@ from kvscope.transport.timetravel.track import IndexedTrack, Place, Track, Track
 from kvscope.transport.timetravel.walker import UnfitBatchError, Walker
 from kvscope.transport.timetravel.watch import Matches, admits, changes_block, lets_go_of, preempts
 
-MIN_SPEED, MAX_SPEED = 0.1, 100.0
-MAX_GAP_S = 1.0  # longer silences are cut: nobody wants to watch an idle engine
-MAX_LAG_S = 0.25
+MAX_WAIT_S = 0.1
+FEW_EVENTS = 1_000  # so many are shown batch by batch; more of them at once
+FRAME_EVENTS = 16_384  # so many are folded for one picture at most: playing is then slower than asked
 BREATH_S = 0.0002  # lets a waiting pause() or seek() in, however fast the recording plays
 
 
@@ -36,8 +38,7 @@ class Player:
         self._view, self._status, self._missing = view, status, track.missing or ""
         self._changed = threading.Condition(threading.RLock())
         self._is_playing = self._is_closing = False
-        self._speed = 1.0
-        self._applied_at = time.monotonic()
+        self._clock = PlayClock(self.index.times_ns)
         self._thread = threading.Thread(target=self._run, name="kvscope-replay", daemon=True)
 
     @property
@@ -54,18 +55,18 @@ class Player:
 
     @property
     def speed(self) -> float:
-        return self._speed
+        return self._clock.speed
 
     @speed.setter
     def speed(self, speed: float) -> None:
         with self._changed:
-            self._speed = min(max(speed, MIN_SPEED), MAX_SPEED)
+            self._clock.speed = min(max(speed, MIN_SPEED), MAX_SPEED)
             self._changed.notify()
 
     def play(self) -> None:
         with self._changed:
             self._is_playing = self.position < self.length
-            self._applied_at = time.monotonic()
+            self._clock.set(self.position, time.monotonic())
             self._changed.notify()
 
     def pause(self) -> None:
@@ -130,6 +131,15 @@ class Player:
     def back_to_preemption(self, request_id: str) -> bool:
         return self._look_back(lambda: preempts(request_id))
 
+    def mark(self, places: Iterable[Place]) -> None:
+        """The moments that count as notable because somebody says so, instead of those before."""
+        with self._changed:
+            self._signposts.bookmarks = sorted({self._clamp(place) for place in places})
+
+    @property
+    def marks(self) -> list[Place]:
+        return self._signposts.bookmarks
+
     def seek_start(self) -> None:
         self.seek(0)
 
@@ -145,6 +155,10 @@ class Player:
         """To the end of an engine step."""
         self.seek(self.index.after_step(step))
 
+    def seek_seq(self, seq: int) -> None:
+        """To just after a batch."""
+        self.seek(self.index.after_seq(seq))
+
     def seek_time(self, time_ns: int) -> None:
         """To everything that had happened so long after the engine's start."""
         self.seek(self.index.at_time(time_ns))
@@ -153,14 +167,22 @@ class Player:
 
     def start(self, *, at_end: bool = False) -> None:
         """Begin at the start, playing; or at the end, paused."""
-        self._walker.rewind()
-        self._show()
+        self.rewind()
         if at_end:
             self.seek_end()
-        self.survey.start()
-        self._thread.start()
+        self.stand()
         if not at_end:
             self.play()
+
+    def rewind(self) -> None:
+        """Show the state before the first batch, whatever was on show. Before `stand` or `start`."""
+        self._walker.rewind()
+        self._show()
+
+    def stand(self) -> None:
+        """Begin where it is, paused."""
+        self.survey.start()
+        self._thread.start()
 
     def close(self) -> None:
         """End the threads. Idempotent."""
@@ -197,11 +219,12 @@ class Player:
 
     def _go(self, place: Place) -> None:
         place = self._clamp(place)
-        try:
-            self._walker.go(place)
-        except UnfitBatchError as error:
-            self._end_at(error)
-        self._applied_at = time.monotonic()
+        with self.survey.held_back():
+            try:
+                self._walker.go(place)
+            except UnfitBatchError as error:
+                self._end_at(error)
+        self._clock.set(self.position, time.monotonic())
         self._show()
 
     def _clamp(self, place: Place) -> Place:
@@ -250,21 +273,31 @@ class Player:
                 if not self._is_playing:
                     self._changed.wait()
                     continue
-                due = self._applied_at + self._gap_s() / self._speed
-                now = time.monotonic()
-                if due > now:
-                    self._changed.wait(due - now)
+                due = min(self._clock.read(time.monotonic()), self.length)
+                if due <= self.position:
+                    self._changed.wait(min(self._clock.wait_s(self.position), MAX_WAIT_S))
                     continue
-                # Counting from when it was due keeps the pace; a long delay is not made up for.
-                self._advance()
-                self._applied_at = due if now - due < MAX_LAG_S else now
+                self._play_to(due)
             time.sleep(BREATH_S)
 
-    def _gap_s(self) -> float:
-        if self.position == 0:
-            return 0.0
-        times = self.index.times_ns
-        return min(max((times[self.position] - times[self.position - 1]) / 1e9, 0.0), MAX_GAP_S)
+    def _play_to(self, due: int) -> None:
+        """Show the moment that is due, exactly; or, where too much would have to be folded for it, one on the way."""
+        before = self.index.events_before
+        if before[due] - before[self.position] <= FEW_EVENTS:
+            while self._is_playing and self.position < due:
+                self._advance()
+            return
+        start = self._walker.start_of(due)
+        target = min(due, max(self.index.on_by_events(start, FRAME_EVENTS), self.position + 1))
+        with self.survey.held_back():
+            try:
+                self._walker.go(Place(target))
+            except UnfitBatchError as error:
+                self._end_at(error)
+        if target < due:
+            self._clock.set(target, time.monotonic())
+        self._is_playing = self._is_playing and self.position < self.length
+        self._show()
 
 
 class ReplaySource:
@@ -276,6 +309,7 @@ class ReplaySource:
         self.view = View()
         with self.view.lock:
             self.view.num_refused_events = track.num_refused_events
+        self.bookmarks: Sequence[Bookmark] = getattr(track, "bookmarks", ())
         self._at_end = status is Status.HISTORY
         self.player = Player(track, self.view, status=status)
 

@@ -1,5 +1,6 @@
 """Where a step leads: the places before and after a moment. Pure lookups; None where there is nothing to go to."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 from kvscope.events.notable import notable_places
@@ -13,6 +14,7 @@ class Signposts:
 
     def __init__(self, index: TrackIndex, survey: Survey) -> None:
         self._index, self._survey = index, survey
+        self.bookmarks: list[Place] = []  # in order
 
     def batch_back(self, here: Place) -> Place | None:
         """The start of the begun batch, else of the last one."""
@@ -41,8 +43,9 @@ class Signposts:
         return Place(self._index.before_step(self._index.steps[last])) if last >= 0 else None
 
     def notable(self, here: Place) -> Place | None:
-        """Just after the next event that stands out; or the next finding of the audit, if that comes first."""
-        found = self._survey.next_finding(here)
+        """Just after the next event that stands out; a finding of the audit, or a bookmark, if that comes first."""
+        marks = [self._survey.next_finding(here), *self.bookmarks[bisect_right(self.bookmarks, here) :][:1]]
+        found = min((mark for mark in marks if mark is not None), default=None)
         last = len(self._index) - 1
         for position in range(here.position, (last if found is None else min(found.position, last)) + 1):
             places = [place for place in self._notable_in(position) if place > here]
@@ -52,7 +55,8 @@ class Signposts:
 
     def notable_back(self, here: Place) -> Place | None:
         """The same, backwards."""
-        found = self._survey.previous_finding(here)
+        marks = [self._survey.previous_finding(here), *self.bookmarks[: bisect_left(self.bookmarks, here)][-1:]]
+        found = max((mark for mark in marks if mark is not None), default=None)
         first = 0 if found is None else max(found.position - 1, 0)
         for position in range(min(here.position, len(self._index) - 1), first - 1, -1):
             places = [place for place in self._notable_in(position) if place < here]
@@ -70,6 +74,9 @@ class Signposts:
         return None
 
     def _notable_in(self, position: int) -> list[Place]:
+        kinds = self._survey.kinds
+        if position < len(kinds) and not kinds[position]:
+            return []
         batch = self._index.batch(position)
         return [self.after_event(position, event) for event in notable_places(batch)]
 

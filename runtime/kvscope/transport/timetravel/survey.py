@@ -3,11 +3,12 @@
 Everything grows from the start of the track while it runs; readers look at as much as there is.
 """
 
+import contextlib
 import threading
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from kvscope.events import types as ev
 from kvscope.events.audit import Auditor, Finding
@@ -35,18 +36,33 @@ class Survey:
         self._known: set[tuple[int, str]] = set()
         self._track, self._index, self._keyframes = track, index, keyframes
         self._on_finding = on_finding
-        self._closing = threading.Event()
+        self._closing, self._may_work = threading.Event(), threading.Event()
+        self._may_work.set()
         self._thread = threading.Thread(target=self._run, name="kvscope-survey", daemon=True)
         self._rested_at = time.perf_counter()
 
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def is_working(self) -> bool:
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """End the thread. Idempotent."""
         self._closing.set()
+        self._may_work.set()
         if self._thread.ident is not None:
             self._thread.join()
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Rest, while somebody waits for what the caller does."""
+        self._may_work.clear()
+        try:
+            yield
+        finally:
+            self._may_work.set()
 
     def take_over(self, columns: Columns) -> bool:
         """What a recording's index knows already; False when it knows nothing of the kind."""
@@ -91,6 +107,7 @@ class Survey:
             if time.perf_counter() - self._rested_at > WORK_S:
                 if self._closing.wait(REST_S):
                     return
+                self._may_work.wait()
                 self._rested_at = time.perf_counter()
             yield position
 

@@ -86,6 +86,14 @@ class TrackIndex:
         """Of the batch after place `position`."""
         return self.events_before[position + 1] - self.events_before[position]
 
+    @property
+    def epoch(self) -> bytes:
+        """Whose past it is."""
+        initial = self._track.initial_state
+        if initial is not None and initial.epoch:
+            return initial.epoch
+        return self._track.batches[0][1].epoch if len(self) else b""
+
     def seq_at(self, position: int) -> int | None:
         """The number of the last of `position` batches."""
         return self.seqs[position - 1] if position else self._track.initial_seq
@@ -109,3 +117,7 @@ class TrackIndex:
     def back_by_events(self, position: int, num_events: int) -> int:
         """The last position with at least `num_events` events between it and `position`, else 0."""
         return max(bisect_right(self.events_before, self.events_before[position] - num_events) - 1, 0)
+
+    def on_by_events(self, position: int, num_events: int) -> int:
+        """The last position with at most `num_events` events between `position` and it."""
+        return bisect_right(self.events_before, self.events_before[position] + num_events) - 1

@@ -92,6 +92,12 @@ class Walker:
             raise UnfitBatchError(position, seq, error) from None
         return state
 
+    def start_of(self, position: int) -> int:
+        """Where a walk to `position` begins to fold: at a copy of the state before it, or at the state on show."""
+        nearest = self.keyframes.nearest(position)
+        here = self.place.position if self._is_whole and self.place.position <= position else 0
+        return max(nearest[0] if nearest is not None else 0, self.keyframes.stored_before(position), here)
+
     def _begin_at(self, position: int) -> tuple[int, EngineState]:
         nearest = self.keyframes.nearest(position) or (0, self._initial)
         stored = self.keyframes.stored_before(position)
