@@ -11,6 +11,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
+from kvscope.dashboard.bookmarking import BookmarkingApp
 from kvscope.dashboard.breakpoints_screen import BreakpointsScreen
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import Glyphs
@@ -20,7 +21,6 @@ from kvscope.dashboard.pane import StripPane, own_bindings
 from kvscope.dashboard.replies import ask
 from kvscope.dashboard.selection import find_selected
 from kvscope.dashboard.themed import Look
-from kvscope.dashboard.time_travel import TimeTravelApp
 from kvscope.dashboard.view_recorder import ViewRecorder
 from kvscope.events.describe import describe_breakpoints
 from kvscope.events.state import Breakpoints
@@ -34,7 +34,7 @@ MAX_COPIED = 100_000  # characters; terminals drop much longer ones
 _MOVING = ("pane", "focus_prompt", "filter")  # actions whose keys are text while the user writes
 
 
-class ActionsApp(TimeTravelApp):
+class ActionsApp(BookmarkingApp):
     """An app on a source, with the actions that do not depend on how the panes are arranged."""
 
     def __init__(self, source: Source, glyphs: Glyphs, look: Look | None = None) -> None:

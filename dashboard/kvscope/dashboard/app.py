@@ -103,6 +103,7 @@ class DashboardApp(ActionsApp):
             yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
+        self.mark_places()
         self._source.start()
         self._arrange()
         self.query_one("#grid").focus()
@@ -125,10 +126,16 @@ class DashboardApp(ActionsApp):
     def watch_source(self, source: Source) -> None:
         """The panes follow another source: the past of the engine, or the engine again."""
         self._pump.watch(source.view)
+        self.mark_places()
         self.screen_stack[0].set_class(source is not self._source, "-history")
         self.refresh_bindings()
 
     # --- pictures -------------------------------------------------------------------------------------------------
+
+    @property
+    def shown_revision(self) -> int:
+        """The view's revision that the panes show."""
+        return self._frame.revision
 
     def on_frame_ready(self, message: FrameReady) -> None:
         self._frame = message.frame
@@ -185,7 +192,7 @@ class DashboardApp(ActionsApp):
         }
         for selector, lines in strips.items():
             base.query_one(selector, StripWidget).show(lines)
-        base.query_one(TimelineBar).draw(self._player, width, self._bar_height)
+        base.query_one(TimelineBar).draw(self._player, width, self._bar_height, self.note_here())
 
     def _draw_titles(self, sequence_id: str | None) -> None:
         base = self.screen_stack[0]

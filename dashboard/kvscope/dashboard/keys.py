@@ -16,7 +16,7 @@ PANES = {
 }
 
 
-NOTABLE = "copy-on-write, preemption, eviction, refusal or audit finding"
+NOTABLE = "copy-on-write, preemption, eviction, refusal, audit finding or bookmark"
 
 
 class Key(NamedTuple):
@@ -64,6 +64,7 @@ KEYS = (
         "recording",
         False,
     ),
+    Key("m", "bookmark", "bookmark", "Mark this moment, with a note; again changes it", footer=False),
     Key("N", "move('engine_step_forward')", "engine step", "One engine step forward", "recording", False),
     Key("B", "move('engine_step_back')", "engine step back", "One engine step back", "recording", False),
     Key("e", "move('event_forward')", "event", "One event forward", "recording", False),
