@@ -14,8 +14,9 @@ import pytest
 
 from kvscope.events import types as ev
 from kvscope.events.codec import encode_batch
+from kvscope.events.state import EngineState, apply_batch
 from kvscope.events.types import Batch
-from kvscope.transport.recording import Recorder, read_recording
+from kvscope.transport.recording import Recorder, SeriesRecorder, read_recording
 
 from .conftest import COMMAND, Finished, Kvscope, wait_until
 
@@ -204,6 +205,51 @@ def test_export(kvscope: Kvscope, roomy: Path, tmp_path: Path) -> None:
         max(int(row["held"]) for row in rows)
         == json.loads(kvscope("stats", str(roomy), "--json").output)["pool"]["peak_held"]
     )
+
+
+@pytest.fixture
+def rotated(roomy: Path, tmp_path: Path) -> list[Path]:
+    """The roomy run in several files."""
+    recorder, state = SeriesRecorder(tmp_path / "part.mcap", 1), EngineState()
+    for seq, batch in read_recording(roomy).batches:
+        state = apply_batch(state, batch)
+        current = recorder._recorders[-1]
+        recorder.record(seq, batch.time_ns, encode_batch(batch), batch, state)
+        wait_until(lambda current=current: current.num_queued_bytes == 0, 10)
+    recorder.close()
+    return sorted(tmp_path.glob("part.*.mcap"))
+
+
+def test_the_files_of_a_rotated_recording_are_one(kvscope: Kvscope, roomy: Path, rotated: list[Path]) -> None:
+    assert len(rotated) > 1
+    names = [str(path) for path in rotated]
+    for command in (["stats", "--json"], ["export", "--events"], ["export", "--pool"]):
+        assert kvscope(*command, *names).output == kvscope(*command, str(roomy)).output
+    done = kvscope("diff", str(roomy), names[0], "--json")
+    assert (done.code, done.errors) == (0, "")
+    assert_refused(kvscope("stats", *reversed(names)), "order")
+
+
+def test_the_screen_at_a_moment(kvscope: Kvscope, roomy: Path, tmp_path: Path) -> None:
+    """What the dashboard draws there, the same each time; beyond the end there is nothing to draw."""
+    arguments = ("export", str(roomy), "--at", "step:3", "--size", "80x24")
+    done = kvscope(*arguments)
+    assert (done.code, done.errors) == (0, "")
+    lines = done.output.splitlines()
+    assert len(lines) == 24
+    assert max(map(len, lines)) <= 80
+    for word in ("REPLAY", "step 3 ", "Block pool", "r1"):
+        assert word in done.output
+    assert "audited" not in done.output
+    assert kvscope(*arguments).output == done.output
+    target = tmp_path / "screen.svg"
+    assert kvscope(*arguments, "--ascii", "-o", str(target)) == (0, "", "")
+    assert target.read_text().startswith("<svg")
+    assert kvscope("export", str(roomy), "--at", "end").output != kvscope("export", str(roomy), "--at", "start").output
+    assert_refused(kvscope("export", str(roomy), "--at", "step:9999"), "ends at step:")
+    for wrong in ("step:", "3", "time:3", "step:x", "seq:-1"):
+        assert_refused(kvscope("export", str(roomy), "--at", wrong), "--at is")
+    assert_refused(kvscope("export", str(roomy), "--at", "end", "--size", "10x10"), "--size is")
 
 
 def test_export_overwrites_nothing_unasked(kvscope: Kvscope, roomy: Path, tmp_path: Path) -> None:

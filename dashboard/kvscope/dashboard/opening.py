@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvscope.dashboard.palettes import ANSI_THEME, DARK_THEME, LIGHT_THEME
 from kvscope.dashboard.prompt_history import history_path
 from kvscope.dashboard.settings import COLOR_SYSTEMS, Settings, load_settings
 from kvscope.dashboard.terminal import run_screen, wants_ascii
 from kvscope.transport.source import Source
+
+if TYPE_CHECKING:
+    from kvscope.dashboard.themed import Look
 
 FPS_OVER_SSH = 12  # every frame is bytes on somebody's line
 
@@ -54,6 +57,14 @@ def open_dashboard(
         fps=frames_per_second(settings),
     )
     return run_screen(app, mouse=settings.mouse and not flags.no_mouse)
+
+
+def dashboard_look() -> "Look":
+    """The user's own, for a picture that no terminal is asked about; nothing is told and nothing remembered."""
+    from kvscope.dashboard.themed import Look
+
+    settings = load_settings()
+    return Look(theme=DARK_THEME if settings.theme == "auto" else settings.theme, palette=settings.palette)
 
 
 def frames_per_second(settings: Settings) -> int:

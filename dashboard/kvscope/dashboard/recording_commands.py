@@ -10,6 +10,7 @@ import typer
 from kvscope.dashboard import flags
 from kvscope.dashboard.errors import CommandError, ExitCode
 from kvscope.dashboard.output import write_lines
+from kvscope.dashboard.reading import open_files, read_files
 from kvscope.events.text import make_printable
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 MAX_RULES_BYTES = 1 << 20
 
 File = Annotated[Path, typer.Argument(help="What --record wrote, whole or torn.", metavar="FILE", show_default=False)]
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        help="What --record wrote, whole or torn; several of one run, in order.", metavar="FILE...", show_default=False
+    ),
+]
 Endpoint = Annotated[str | None, typer.Argument(help="Name, socket directory, or tcp://host:port.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
@@ -55,17 +62,16 @@ def check(
 
     from kvscope.analysis.check import check as check_recording
     from kvscope.analysis.check_text import check_lines
-    from kvscope.transport.recording import read_series
 
     words = assertions or []
     files = [file, *(Path(word) for word in takewhile(lambda word: Path(word).is_file(), words))]
     wanted = [*_read_rules(rules), *_parse(words[len(files) - 1 :])]
-    report = check_recording(read_series(files), wanted)
+    report = check_recording(read_files(files), wanted)
     write_lines([msgspec.json.encode(report).decode()] if as_json else check_lines(report))
     return ExitCode.OK if report.ok else ExitCode.FAILURE
 
 
-def stats(file: File, as_json: AsJson = False) -> int:
+def stats(files: Files, as_json: AsJson = False) -> int:
     """Figures of a recorded run: time, tokens, pool use, waste, sharing, waiting.
 
     Means are over steps. Waste is what was reserved and unwritten once a step was done.
@@ -73,71 +79,109 @@ def stats(file: File, as_json: AsJson = False) -> int:
     \b
     kvscope stats run.mcap
     kvscope stats run.mcap --json | jq .pool.peak_held
+    kvscope stats run.0*.mcap
     """
     import msgspec
 
     from kvscope.analysis.stats import measure
     from kvscope.analysis.stats_text import stats_lines
-    from kvscope.transport.recording import read_recording
 
-    figures = measure(read_recording(file))
-    shown = make_printable(str(file))
-    write_lines([msgspec.json.encode(figures).decode()] if as_json else stats_lines(shown, figures))
+    figures = measure(read_files(files))
+    write_lines([msgspec.json.encode(figures).decode()] if as_json else stats_lines(_shown(files), figures))
     return ExitCode.OK
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(help="A recording.", metavar="A", show_default=False)],
+    a: Annotated[
+        Path, typer.Argument(help="A recording; of a rotated one, its first file.", metavar="A", show_default=False)
+    ],
     b: Annotated[Path, typer.Argument(help="Another one, of the same prompts.", metavar="B", show_default=False)],
     as_json: AsJson = False,
 ) -> int:
     """Compare two recordings, request by request and in total. Exit code 1: a token or a request differs.
 
     Requests are aligned by the token ids of their prompts and their options, in order; then by the prompts alone.
+    Of a rotated recording name the first file: those that follow it are read too.
 
     \b
     kvscope diff cpu.mcap gpu.mcap
     kvscope diff blocks-of-4.mcap blocks-of-16.mcap --json
+    kvscope diff monday.0001.mcap tuesday.0001.mcap
     """
     import msgspec
 
     from kvscope.analysis.diff import diff as diff_recordings
     from kvscope.analysis.diff_text import diff_lines
-    from kvscope.transport.recording import read_recording
+    from kvscope.transport.recording import files_of
 
-    difference = diff_recordings(read_recording(a), read_recording(b))
-    shown = make_printable(str(a)), make_printable(str(b))
+    sides = files_of(a), files_of(b)
+    difference = diff_recordings(*map(read_files, sides))
+    shown = map(_shown, sides)
     write_lines([msgspec.json.encode(difference).decode()] if as_json else diff_lines(*shown, difference))
     return ExitCode.OK if difference.same else ExitCode.FAILURE
 
 
 def export(
-    file: File,
+    files: Files,
     events: Annotated[bool, typer.Option("--events", help="JSON lines, one event per line.")] = False,
     pool: Annotated[bool, typer.Option("--pool", help="CSV, one row for the pool after each batch.")] = False,
+    at: Annotated[
+        str | None,
+        typer.Option(help="The screen at a moment: start, end, step:412, seq:4211, time:12.5s.", metavar="MOMENT"),
+    ] = None,
+    size: Annotated[str, typer.Option(help="Of that screen, in columns and rows.", metavar="160x45")] = "120x36",
+    ascii_only: flags.Ascii = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to; standard output unless given.", metavar="FILE")
     ] = None,
     force: Force = False,
 ) -> int:
-    """A recording as plain data: its events as JSON lines, or its pool over time as CSV.
+    """A recording as plain data: its events as JSON lines, its pool over time as CSV, or the screen at a moment.
+
+    A screen is text, or a picture where -o ends in .svg.
 
     \b
     kvscope export run.mcap --events | jq 'select(.type == "block_copied")'
     kvscope export run.mcap --pool -o pool.csv
+    kvscope export run.mcap --at step:412 --size 160x45 -o step-412.svg
     """
     from kvscope.analysis.export import event_lines, pool_rows
-    from kvscope.transport.recording import read_recording
 
-    if events == pool:
-        raise CommandError("export needs one of --events and --pool")
-    if output is not None and output.exists() and output.samefile(file):
-        raise CommandError(f"{output} is the recording itself; choose another file for -o")
-    recording = read_recording(file)
+    if (events, pool, at is not None).count(True) != 1:
+        raise CommandError("export needs one of --events, --pool and --at")
+    for file in files:
+        if output is not None and output.exists() and output.samefile(file):
+            raise CommandError(f"{output} is the recording itself; choose another file for -o")
+    if at is not None:
+        return _export_screen(files, at, size, output, ascii_only=ascii_only, force=force)
+    recording = read_files(files)
     write_lines(event_lines(recording) if events else pool_rows(recording), output, force=force)
-    if recording.missing is not None:
-        typer.echo(f"kvscope: {make_printable(str(file))} {recording.missing}", err=True)
+    _tell_missing(files, recording.missing)
     return ExitCode.OK
+
+
+def _export_screen(
+    files: Sequence[Path], at: str, size: str, output: Path | None, *, ascii_only: bool, force: bool
+) -> int:
+    from kvscope.dashboard.still import draw_still, parse_moment, parse_size
+
+    seek, cells = parse_moment(at), parse_size(size)
+    track = open_files(files)
+    as_svg = output is not None and output.suffix.lower() == ".svg"
+    lines = draw_still(track, seek, cells, title=files[0].name, ascii_only=ascii_only, as_svg=as_svg)
+    write_lines(lines, output, force=force)
+    _tell_missing(files, track.missing)
+    return ExitCode.OK
+
+
+def _tell_missing(files: Sequence[Path], missing: str | None) -> None:
+    if missing is not None:
+        typer.echo(f"kvscope: {make_printable(str(files[-1]))} {missing}", err=True)
+
+
+def _shown(files: Sequence[Path]) -> str:
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return make_printable(str(files[0])) + more
 
 
 def record(

@@ -96,7 +96,7 @@ class TimeTravelApp(ThemedApp):
         if self._player is None:
             await self._freeze()
         if (player := self._player) is not None:
-            await self._travel_in_turn([player.pause, lambda: player.seek(player.index.after_seq(seq))], "")
+            await self._travel_in_turn([player.pause, lambda: player.seek_seq(seq)], "")
 
     def action_go_to(self) -> None:
         self.push_screen(GoToScreen(self._glyphs), self._go_to)

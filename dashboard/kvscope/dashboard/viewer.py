@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvscope.dashboard.opening import ScreenFlags, open_dashboard
+from kvscope.dashboard.reading import open_files
 from kvscope.dashboard.terminal import exiting_on_signals, require_terminal
 from kvscope.transport.endpoints import Endpoints
 from kvscope.transport.recording.tap import Tap
@@ -72,11 +73,11 @@ def attach(
 
 def replay(files: Sequence[Path], flags: ScreenFlags) -> int:
     """Watch a recording. Raises RecordingError for a file that cannot be read, or CommandError."""
-    from kvscope.transport.recording import ReplaySource, open_recording, read_series
+    from kvscope.transport.recording import ReplaySource
 
-    batches = open_recording(files[0]) if len(files) == 1 else read_series(files)
-    require_terminal("replay", "the recording is an MCAP file that any MCAP reader opens")
-    return open_dashboard(ReplaySource(batches), files[0].name, flags)
+    track = open_files(files)
+    require_terminal("replay", "one screen without a terminal is: kvscope export FILE --at end")
+    return open_dashboard(ReplaySource(track), files[0].name, flags)
 
 
 def engine_lines() -> list[str]:

@@ -1,0 +1,101 @@
+"""The dashboard at one moment of a recording, as text or as a picture: drawn as on a terminal, without one."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from kvscope.dashboard.errors import CommandError
+from kvscope.dashboard.go_to import parse_destination
+from kvscope.dashboard.opening import dashboard_look
+from kvscope.transport.recording import Player, ReplaySource
+from kvscope.transport.timetravel import Track
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+MOMENTS = "start, end, step:412, seq:4211 or time:12.5s"
+MIN_SIZE, MAX_SIZE = (60, 20), (500, 200)
+AUDIT_WAIT_S = 30.0  # a longer audit is drawn as far as it has come, and says so
+POLL_S = 0.02
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """`160x45` in columns and rows. Raises CommandError."""
+    found = re.fullmatch(r"(\d{1,4})x(\d{1,4})", text, re.ASCII)
+    size = (int(found[1]), int(found[2])) if found is not None else (0, 0)
+    if not all(low <= value <= high for low, value, high in zip(MIN_SIZE, size, MAX_SIZE, strict=True)):
+        raise CommandError("--size is COLUMNSxROWS, from 60x20 to 500x200")
+    return size
+
+
+def parse_moment(text: str) -> Callable[[Player], None]:
+    """What brings a player there; calling it raises CommandError where the recording is over before."""
+    kind, colon, value = text.partition(":")
+    if text in ("start", "end"):
+        return Player.seek_start if text == "start" else Player.seek_end
+    if colon and kind == "time" and (destination := parse_destination(value)) and destination.time_ns is not None:
+        time_ns = destination.time_ns
+        return lambda player: _seek(player, player.seek_time, time_ns, player.index.times_ns[-1], "time")
+    if colon and kind in ("step", "seq") and re.fullmatch(r"\d{1,15}", value, re.ASCII):
+        number = int(value)
+        if kind == "step":
+            return lambda player: _seek(player, player.seek_step, number, player.index.steps[-1], "step")
+        return lambda player: _seek(player, player.seek_seq, number, player.index.seqs[-1], "seq")
+    raise CommandError(f"--at is {MOMENTS}")
+
+
+def _seek(player: Player, seek: Callable[[int], None], wanted: int, last: int, kind: str) -> None:
+    if wanted > last:
+        end = f"{last / 1e9:.2f}s" if kind == "time" else last
+        raise CommandError(f"the recording ends at {kind}:{end}")
+    seek(wanted)
+
+
+class _Still(ReplaySource):
+    """A recording that stands where it is told to."""
+
+    def __init__(self, track: Track, seek: Callable[[Player], None]) -> None:
+        super().__init__(track)
+        if not self.player.length:
+            raise CommandError("the recording holds no batch, only a state")
+        self.player.rewind()
+        seek(self.player)
+
+    def start(self) -> None:
+        self.player.stand()
+
+
+def draw_still(
+    track: Track, seek: Callable[[Player], None], size: tuple[int, int], *, title: str, ascii_only: bool, as_svg: bool
+) -> Iterable[str]:
+    """The screen's lines, or those of an SVG file. Raises CommandError."""
+    from kvscope.dashboard.app import DashboardApp
+
+    source = _Still(track, seek)
+    app = DashboardApp(source, title=title, ascii_only=ascii_only, look=dashboard_look())
+    drawn: list[str] = []
+
+    async def take(pilot: "Pilot[None]") -> None:
+        await _is_told(source)
+        while app.shown_revision != source.view.revision:
+            await asyncio.sleep(POLL_S)
+        app.draw_top()  # with all that the audit has found
+        app.clear_notifications()
+        await pilot.pause()
+        strips = app.screen._compositor.render_strips()
+        drawn.extend([app.export_screenshot()] if as_svg else (strip.text.rstrip() for strip in strips))
+        app.exit()
+
+    app.run(headless=True, size=size, auto_pilot=take, mouse=False)
+    if not drawn:
+        raise CommandError("the screen could not be drawn")
+    return drawn
+
+
+async def _is_told(source: ReplaySource) -> None:
+    """Until the audit has looked at everything, or for some time."""
+    end = time.monotonic() + AUDIT_WAIT_S
+    while source.player.survey.is_working and time.monotonic() < end:
+        await asyncio.sleep(POLL_S)
