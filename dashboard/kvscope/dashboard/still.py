@@ -15,10 +15,12 @@ from kvscope.transport.timetravel import Track
 if TYPE_CHECKING:
     from textual.pilot import Pilot
 
+    from kvscope.dashboard.app import DashboardApp
+
 MOMENTS = "start, end, step:412, seq:4211 or time:12.5s"
 MIN_SIZE, MAX_SIZE = (60, 20), (500, 200)
 AUDIT_WAIT_S = 30.0  # a longer audit is drawn as far as it has come, and says so
-POLL_S = 0.02
+POLL_S, LOOKS = 0.02, 4
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -79,13 +81,13 @@ def draw_still(
 
     async def take(pilot: "Pilot[None]") -> None:
         await _is_told(source)
-        while app.shown_revision != source.view.revision:
+        while app.shown_revision != source.view.revision or not app.query("FooterKey"):
             await asyncio.sleep(POLL_S)
         app.draw_top()  # with all that the audit has found
         app.clear_notifications()
-        await pilot.pause()
-        strips = app.screen._compositor.render_strips()
-        drawn.extend([app.export_screenshot()] if as_svg else (strip.text.rstrip() for strip in strips))
+        drawn.extend(await _settled(app, pilot))
+        if as_svg:
+            drawn[:] = [app.export_screenshot()]
         app.exit()
 
     app.run(headless=True, size=size, auto_pilot=take, mouse=False)
@@ -99,3 +101,12 @@ async def _is_told(source: ReplaySource) -> None:
     end = time.monotonic() + AUDIT_WAIT_S
     while source.player.survey.is_working and time.monotonic() < end:
         await asyncio.sleep(POLL_S)
+
+
+async def _settled(app: "DashboardApp", pilot: "Pilot[None]") -> list[str]:
+    """The screen's lines once they have stopped changing: widgets arrange themselves in several turns."""
+    looks: list[list[str]] = []
+    while len(looks) < LOOKS or any(look != looks[-1] for look in looks[-LOOKS:]):
+        await pilot.pause(POLL_S)
+        looks.append([strip.text.rstrip() for strip in app.screen._compositor.render_strips()])
+    return looks[-1]
