@@ -38,7 +38,8 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """A copy in the usual order, for the odd model that looks at it."""
-        return self._packed.to_dense()
+        weight: Tensor = self._packed.to_dense()
+        return weight
 
     def forward(self, rows: Tensor) -> Tensor:
         """`[..., in_features]` -> `[..., out_features]`."""
@@ -148,7 +149,7 @@ def _packed(layers: list[nn.Linear]) -> list[Any]:
     """Their replacements, in the same order."""
     if len(layers) == 1:
         return [PackedLinear(layers[0].weight, layers[0].bias)]
-    biases = [layer.bias for layer in layers if layer.bias is not None]
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     fused = PackedLinear(torch.cat([layer.weight.detach() for layer in layers]), torch.cat(biases) if biases else None)
     shared = _Shared(fused, len(layers))
     parts, start = [], 0
