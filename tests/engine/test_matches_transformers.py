@@ -154,14 +154,20 @@ def test_embedded_model(
     check_against(fixture, references, n)
 
 
+@pytest.mark.parametrize("attention_backend", ["torch", "numba"])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_embedded_model_under_preemption(
-    real_engine: Any, tiny: LoadedModel, references: Any, block_size: int, n: int
+    real_engine: Any, tiny: LoadedModel, references: Any, block_size: int, n: int, attention_backend: str
 ) -> None:
     fixture = real_engine(
-        tiny, block_size=block_size, num_gpu_blocks_override=n * 96 // block_size, max_num_batched_tokens=32
+        tiny,
+        block_size=block_size,
+        num_gpu_blocks_override=n * 96 // block_size,
+        max_num_batched_tokens=32,
+        attention_backend=attention_backend,
     )
+    assert fixture.engine.info.attention_backend == attention_backend
     check_against(fixture, references, n)
     assert fixture.engine.counters.preemptions > 0
 

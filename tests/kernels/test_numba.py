@@ -8,9 +8,11 @@ import itertools
 
 import pytest
 import torch
+from numba.core import event
 
 from kvscope.kernels.backend import get_backend
-from kvscope.kernels.numba_backend import plan_tiles
+from kvscope.kernels.huge_pages import advise_huge_pages
+from kvscope.kernels.numba_backend import CompilationNotice, plan_tiles
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 SHAPES = [(64, 64, 3), (20, 48, 2)]  # head sizes of K and V, query heads per KV head
@@ -94,3 +96,20 @@ def test_tiles_cover_every_query_once_for_every_head(make_case):
     tiles = plan_tiles(case.batch, 2).tiles
     covered = sorted((token + j, head) for token, count, _, _, head in tiles.tolist() for j in range(count))
     assert covered == [(token, head) for token in range(22) for head in range(2)]
+
+
+def test_compiling_is_announced_once(capsys):
+    notice = CompilationNotice()
+    for _ in range(2):
+        notice.notify(event.Event("numba:compile", event.EventStatus.START))
+        notice.notify(event.Event("numba:compile", event.EventStatus.END))
+    assert capsys.readouterr().err == ("kvscope: compiling attention for this machine, once; this takes some seconds\n")
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+def test_advising_huge_pages_changes_no_value(offset):
+    tensor = torch.arange(3_000_000, dtype=torch.int32)[offset:]
+    advise_huge_pages(tensor)
+    assert tensor[0] == offset
+    assert tensor[-1] == 2_999_999
+    advise_huge_pages(torch.zeros(3))

@@ -65,7 +65,9 @@ def check_engine_packages() -> Iterator[Check]:
         else:
             yield fail(name, f"not installed: {about}", INSTALL)
     numba = _version("numba")
-    yield ok("numba", f"{numba}: faster attention on a CPU" if numba else "not installed; not needed")
+    yield ok(
+        "numba", f"{numba}: compiled attention on a CPU" if numba else "not installed; attention on a CPU is slower"
+    )
 
 
 def _version(name: str) -> str | None:

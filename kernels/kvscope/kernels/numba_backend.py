@@ -1,13 +1,15 @@
-"""For a CPU: a compiled kernel that reads K and V in place, shared out over the cores by this module."""
+"""The default on a CPU: a compiled kernel that reads K and V in place, shared out over the cores by this module."""
 
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba.core import event
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +24,24 @@ _HANDED_OVER_AS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, t
 MAX_TILE_QUERIES = 8
 # Positions times heads below which waking another core costs more than it brings.
 MIN_WORK_PER_THREAD = 2048
+
+
+class CompilationNotice(event.Listener):  # type: ignore[misc]  # numba has no types
+    """Says, once, that something is compiled, so that nobody wonders about the pause. Kernels kept on disk are not."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def on_start(self, event: Any) -> None:
+        if not self._said:
+            sys.stderr.write("kvscope: compiling attention for this machine, once; this takes some seconds\n")
+        self._said = True
+
+    def on_end(self, event: Any) -> None:
+        """Nothing to say."""
+
+
+event.register("numba:compile", CompilationNotice())
 
 
 class Plan(NamedTuple):

@@ -1,4 +1,4 @@
-"""The default on a CPU: gathers K and V block by block into a small workspace, then multiplies them batched."""
+"""For a CPU without numba: gathers K and V block by block into a small workspace, then multiplies them batched."""
 
 from collections.abc import Sequence
 

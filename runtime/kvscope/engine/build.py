@@ -1,5 +1,6 @@
 """From a configuration to an engine: loads the model, sizes the pool, checks what cannot work."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -64,10 +65,16 @@ def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[in
 
 
 def choose_backend(config: EngineConfig) -> AttentionBackend:
-    """Triton on CUDA, vectorised torch on a CPU, unless told otherwise."""
+    """Unless told otherwise: Triton on CUDA; on a CPU numba, or torch where numba cannot run, which is said."""
     name = config.attention_backend
-    if name == "auto":
-        name = "triton" if choose_device(config).type == "cuda" else "torch"
+    if name == "auto" and choose_device(config).type == "cpu":
+        try:
+            return get_backend("numba")
+        except (ImportError, RuntimeError) as error:
+            name = "torch"
+            sys.stderr.write(f"kvscope: attention by torch, which is several times slower: no numba ({error})\n")
+    elif name == "auto":
+        name = "triton"
     if name == "numba" and choose_device(config).type != "cpu":
         raise ConfigError("--attention-backend numba runs on a CPU only; add --device cpu")
     try:

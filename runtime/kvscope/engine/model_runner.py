@@ -7,6 +7,7 @@ that reach their sequence's last token.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvscope.engine.attention import LayerCache, LayerGeometry, PagedStep
@@ -14,6 +15,7 @@ from kvscope.engine.block_tables import BlockCopy, Extent
 from kvscope.engine.host_blocks import HostBlocks
 from kvscope.kernels.backend import AttentionBackend
 from kvscope.kernels.batch import PagedBatch
+from kvscope.kernels.huge_pages import advise_huge_pages
 
 
 class ModelRunner:
@@ -60,36 +62,40 @@ class ModelRunner:
         self._copy_blocks(copies)
         if not extents:
             return {}
-        token_ids = [token for extent in extents for token in extent.sequence.tokens(extent.start, extent.stop)]
-        positions = [position for extent in extents for position in range(extent.start, extent.stop)]
-        ends = self._ends(extents)
+        batch, positions = self._batch(extents)
+        ends = batch.query_start[1:].tolist()
         choosing = [i for i, extent in enumerate(extents) if extent.stop == extent.sequence.num_tokens]
+        token_ids = [token for extent in extents for token in extent.sequence.tokens(extent.start, extent.stop)]
         logits = self.model(
             input_ids=self._tensor([token_ids], torch.int64),
-            position_ids=self._tensor([positions], torch.int64),
+            position_ids=positions[None],
             use_cache=False,
             logits_to_keep=self._tensor([ends[i] - 1 for i in choosing], torch.int64),
-            paged=PagedStep(self._batch(extents, ends), self.caches, self._backend),
+            paged=PagedStep(batch, self.caches, self._backend),
         ).logits[0]
         rows = logits.to(device="cpu", dtype=torch.float32)
         return {extents[i].sequence.sequence_id: row for i, row in zip(choosing, rows, strict=True)}
 
-    def _batch(self, extents: Sequence[Extent], ends: list[int]) -> PagedBatch:
+    def _batch(self, extents: Sequence[Extent]) -> tuple[PagedBatch, torch.Tensor]:
+        """Where the step's tokens go, and their positions, int64 `[num_tokens]`."""
+        starts, stops = np.array([(extent.start, extent.stop) for extent in extents]).T
         tables = [extent.sequence.block_table for extent in extents]
         longest = max(map(len, tables))
-        slots = [
-            extent.sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
-            for extent in extents
-            for position in range(extent.start, extent.stop)
-        ]
-        return PagedBatch(
+        block_tables = np.array([table + [0] * (longest - len(table)) for table in tables])
+        lengths = stops - starts
+        ends = np.cumsum(lengths)
+        sequences = np.repeat(np.arange(len(extents)), lengths)
+        positions = np.arange(ends[-1]) - (ends - stops)[sequences]
+        block_ids = block_tables[sequences, positions // self.block_size]
+        batch = PagedBatch(
             query_start=self._tensor([0, *ends], torch.int32),
-            context_lengths=self._tensor([extent.stop for extent in extents], torch.int32),
-            block_tables=self._tensor([table + [0] * (longest - len(table)) for table in tables], torch.int32),
-            slot_mapping=self._tensor(slots, torch.int64),
-            max_query_length=max(extent.stop - extent.start for extent in extents),
-            max_context_length=max(extent.stop for extent in extents),
+            context_lengths=self._tensor(stops, torch.int32),
+            block_tables=self._tensor(block_tables, torch.int32),
+            slot_mapping=self._tensor(block_ids * self.block_size + positions % self.block_size, torch.int64),
+            max_query_length=int(lengths.max()),
+            max_context_length=int(stops.max()),
         )
+        return batch, self._tensor(positions, torch.int64)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         if copies:
@@ -99,18 +105,11 @@ class ModelRunner:
                 self._tensor([copy.target_block for copy in copies], torch.int64),
             )
 
-    @staticmethod
-    def _ends(extents: Sequence[Extent]) -> list[int]:
-        """Where each extent's tokens end in the packed order."""
-        ends, end = [], 0
-        for extent in extents:
-            end += extent.stop - extent.start
-            ends.append(end)
-        return ends
-
     def _new_cache(self, num_blocks: int, num_kv_heads: int, head_size: int) -> torch.Tensor:
         shape = (num_blocks, num_kv_heads, self.block_size, head_size)
-        return torch.zeros(shape, dtype=self.model.dtype, device=self._device)
+        cache = torch.zeros(shape, dtype=self.model.dtype, device=self._device)
+        advise_huge_pages(cache)
+        return cache
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)

@@ -5,6 +5,7 @@ with noise seeded by (seed, candidate, position). So a sequence's tokens do not 
 on the block size, or on having been preempted.
 """
 
+import numpy as np
 import torch
 
 from kvscope.engine.choice import Candidate, Choice, digest
@@ -21,14 +22,13 @@ def choose_token(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[
     Raises:
         FloatingPointError: a logit is NaN; no choice would mean anything.
     """
-    if torch.isnan(logits).any():
-        raise FloatingPointError("the model's logits hold NaN")
     greedy = params.temperature < MIN_TEMPERATURE
-    scores = logits if greedy else _perturbed(logits, params, noise_key)
-    top = torch.topk(scores, min(2, scores.numel()))
-    first, second = top.values[0].item(), top.values[-1].item()
-    margin = first - second if second > float("-inf") else float("inf")
-    return Choice(int(top.indices[0]), margin)
+    scores = (logits if greedy else _perturbed(logits, params, noise_key)).numpy()
+    best = int(scores.argmax())  # of NaN and numbers, NaN
+    if np.isnan(scores[best]):
+        raise FloatingPointError("the model's logits hold NaN")
+    second = max(scores[:best].max(initial=-np.inf), scores[best + 1 :].max(initial=-np.inf))
+    return Choice(best, float(scores[best] - second))
 
 
 def rank_tokens(logits: torch.Tensor, count: int) -> list[Candidate]:
