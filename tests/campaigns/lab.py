@@ -138,7 +138,7 @@ class ClientLog:
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
         self.shown: dict[tuple[str, int], str] = {}
-        self.num_snapshots = 0
+        self.num_snapshots = self.num_skips = 0
         self.status, self.at = "CONNECTING", ("-", 0)
         self.status_at_ns = 0
 
@@ -146,6 +146,9 @@ class ClientLog:
         for kind, *fields in self._tail.lines():
             if kind == "S":
                 self.status_at_ns, self.status, self.at = int(fields[0]), fields[1], (fields[2], int(fields[3]))
+                continue
+            if kind == "L":
+                self.num_skips += 1
                 continue
             self.shown[fields[0], int(fields[1])] = fields[2]
             self.num_snapshots += kind == "R"

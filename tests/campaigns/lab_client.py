@@ -2,7 +2,8 @@
 """A viewer process for the campaigns: a client, and a log of what it shows.
 
 `D EPOCH TIME_NS DIGEST` after each batch, `R ...` after each snapshot, and every 10 ms, and whenever the state of the
-connection changes, `S MONOTONIC_NS STATUS EPOCH TIME_NS`. SIGUSR1 makes it slow, SIGUSR2 quick again.
+connection changes, `S MONOTONIC_NS STATUS EPOCH TIME_NS`; `L` when it was too far behind and skipped to the present.
+SIGUSR1 makes it slow, SIGUSR2 quick again.
 """
 
 import os
@@ -63,6 +64,8 @@ def main() -> int:
         show(status, detail)
         if is_news:
             tell()
+        if is_news and "skips to the present" in detail:
+            log.write("L\n")
 
     view.set_status = set_status  # type: ignore[method-assign]
     client = EngineClient(Endpoints(events, control, "lab", pair), view)
