@@ -100,6 +100,19 @@ def test_a_dead_engine_makes_room(runtime: Path) -> None:
     assert again.path.exists(), "the old engine must not remove the new one's directory"
 
 
+def test_what_dead_engines_of_other_names_left_is_removed(runtime: Path) -> None:
+    dead, _ = EngineDirectory.create("dead"), EngineDirectory.create("alive")
+    entry = (dead.path / "engine.json").read_text()
+    (dead.path / "engine.json").write_text(entry.replace(str(os.getpid()), str(dead_pid()), 1))
+    (runtime / "kvscope" / "somebodys").mkdir()
+    EngineDirectory.create("lab")
+    assert sorted(path.name for path in (runtime / "kvscope").iterdir() if path.is_dir()) == [
+        "alive",
+        "lab",
+        "somebodys",
+    ]
+
+
 def test_what_cannot_be_removed_is_named(runtime: Path) -> None:
     EngineDirectory.create("other").close()
     (runtime / "kvscope" / "lab").touch()

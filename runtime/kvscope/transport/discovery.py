@@ -67,7 +67,7 @@ class EngineDirectory:
         listen: str | None = None,
         server_key: str | None = None,
     ) -> Self:
-        """Claim a name; what a dead engine of that name left behind is removed first.
+        """Claim a name; what dead engines of any name left behind is removed first.
 
         Raises:
             EndpointError: a bad name, a live engine of that name, or a path no socket can have.
@@ -87,6 +87,7 @@ class EngineDirectory:
         )
         with _creation_lock(root):
             _remove_dead(root / name)
+            _sweep(root)
             make_private(root / name)
             _write_entry(root / name, entry)
         return cls(root / name, entry)
@@ -186,6 +187,14 @@ def _remove_dead(path: Path) -> None:
         shutil.rmtree(path)
     except OSError as error:
         raise EndpointError(f"cannot remove what a dead engine left at {path}: {error.strerror}") from None
+
+
+def _sweep(root: Path) -> None:
+    """Remove what killed engines of other names left behind; what is not certainly theirs stays."""
+    for path in root.iterdir():
+        entry = _read_entry(path) if path.is_dir() else None
+        if entry is not None and not _is_live(path, entry):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_live(path: Path, entry: EngineEntry) -> bool:
