@@ -81,6 +81,7 @@ def test_late_joiners_end_with_the_state_of_one_who_was_there_from_the_start(tmp
         process = stack.enter_context(
             serving("late", *SMALL_POOL, "--max-steps-per-second", "40", "--record", str(recording))
         )
+        assert listening_ports(process.pid) == set()
         first = stack.enter_context(contextlib.closing(EngineClient(resolve("late")).connect()))
         wait_until(lambda: first.view.status is Status.LIVE)
         request_ids = submit_all(first)

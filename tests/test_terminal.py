@@ -1,5 +1,6 @@
 """A real terminal: tmux starts the demo, a prompt is typed, and the captured screen is read as a person would."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -8,8 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+
+from kvscope.transport.control import ControlServer
+from kvscope.transport.endpoints import directory_endpoints
+from kvscope.transport.publisher import Publisher
+
+from .dashboard.dashboard_story import StoryEngine
 
 pytestmark = [
     pytest.mark.terminal,
@@ -109,6 +117,46 @@ def test_a_typed_prompt_shares_blocks_and_copies_on_write(
     tmux.wait_for(lambda screen: "CoW 1" in screen, "a copy-on-write counted")  # its line: see the sitting below
     tmux.keys("q")
     assert tmux.exit_code() == 0
+
+
+# What a model might say: the clipboard set by OSC 52, and the title by OSC 2; the first is cut in two by a step.
+REPLIES = ("\x1b]52;c;", "ZXZpbA==\x07", "\x1b]2;evil\x07", "done")
+
+
+def clipboard(tmux: Tmux) -> str:
+    return tmux("list-buffers", "-F", "#{buffer_sample}").strip()
+
+
+def title(tmux: Tmux) -> str:
+    return tmux("display-message", "-p", "-t", "s", "#{pane_title}").strip()
+
+
+def test_what_a_model_says_sets_neither_clipboard_nor_title(terminal: Callable[..., Tmux], tmp_path: Path) -> None:
+    directory = tmp_path / "e"
+    directory.mkdir(mode=0o700)
+    endpoints = directory_endpoints(directory)
+    engine = StoryEngine(8, 4)
+    with contextlib.closing(Publisher(endpoints.events)) as publisher, contextlib.ExitStack() as stack:
+        control = ControlServer(endpoints.control, publisher, Mock(), read_only=True)
+        stack.callback(control.close)
+        for batch in [*engine.start(), *engine.submit("x", max_tokens=20)]:
+            publisher.publish(batch)
+        tmux = terminal(160, 45, "attach", str(directory))
+        tmux("set", "-g", "set-clipboard", "on")
+        tmux.wait_for(lambda screen: "LIVE" in screen, "LIVE")
+        before = title(tmux)
+        for reply in REPLIES:
+            for batch in engine.step({"r1.0": reply}):
+                publisher.publish(batch)
+        screen = tmux.wait_for(lambda screen: "done" in screen, "the reply")
+        assert (clipboard(tmux), title(tmux)) == ("", before)
+        assert "␛]52;c;ZXZpbA==␇␛]2;evil␇done" in screen
+        tmux.keys("q")
+        assert tmux.exit_code() == 0
+    # The same, printed as it is, shows that this terminal obeys.
+    tmux("respawn-pane", "-k", "-t", "s", f"printf '{''.join(REPLIES)}'; cat")
+    tmux.wait_for(lambda screen: "done" in screen, "what was printed")
+    assert (clipboard(tmux), title(tmux)) == ("evil", "evil")
 
 
 def test_a_terminal_that_is_too_small_is_told_so_and_recovers(terminal: Callable[..., Tmux]) -> None:

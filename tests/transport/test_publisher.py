@@ -79,7 +79,7 @@ def fill(lab, served) -> None:
 
 
 def test_publish_returns_when_the_queue_is_full(lab) -> None:
-    """The lock keeps the publisher thread from taking anything; if publish waited, this test would not end."""
+    """The lock keeps the publisher thread from taking anything; if publish waited (vLLM 53859), this would not end."""
     served = lab.serve(max_queue=1)
     served.publish()
     served.drain()
@@ -199,6 +199,7 @@ def test_a_batch_larger_than_a_frame_reaches_clients_as_a_snapshot(lab) -> None:
 
 
 def test_close_sends_what_is_queued(lab) -> None:
+    """A queue that is not empty is no reason not to end (vLLM 52857)."""
     served = lab.serve(heartbeat_interval_s=0.01)
     served.publish()
     subscriber = Subscriber(lab.endpoints.events)
