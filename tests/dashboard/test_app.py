@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +14,7 @@ from dashboard_story import StoryEngine, StorySource, article_batches, candidate
 from rich.cells import cell_len
 from textual.binding import Binding
 from textual.widgets import Input, SelectionList
+from textual.widgets._footer import FooterKey
 
 from kvscope.dashboard.app import DashboardApp, FrameReady
 from kvscope.dashboard.block_grid import BlockGrid
@@ -475,11 +478,11 @@ async def test_help_opens_with_both_keys_and_closes():
 def test_help_names_every_binding():
     from kvscope.dashboard.glyphs import UNICODE
 
-    text = "\n".join(strip.text for strip in draw_help(UNICODE, 100))
+    text = "\n".join(strip.text for strip in draw_help(UNICODE, 140))
     for key in KEYS:
         assert key_names(key.keys) in text
         assert key.about in text
-    for owner in (BlockGrid, RequestsPane, StripPane, PromptInput):
+    for owner in (BlockGrid, RequestsPane, TablePane, StripPane, PromptInput):
         for binding in owner.BINDINGS:
             assert isinstance(binding, Binding)
             assert key_names(binding.key) in text
@@ -616,3 +619,18 @@ async def test_a_frame_that_comes_while_the_panes_are_taken_down_is_not_drawn(mo
         monkeypatch.setattr(DashboardApp, "is_running", False)
         app.on_frame_ready(FrameReady(app._frame))
         app.draw_top()
+
+
+async def test_the_footer_lets_go_of_the_keys_it_no_longer_shows():
+    """Textual's own keeps every key it ever had: hours of moving about would cost hundreds of MiB."""
+    seen = weakref.WeakSet()
+    async with running(live()) as (app, pilot):
+        for key in ("i", "escape") * 3:
+            await pilot.press(key)
+            await until(pilot, lambda key=key: isinstance(app.focused, PromptInput) is (key == "i"), "the focus")
+            await pilot.pause()
+            seen.update(app.query(FooterKey))
+        shown = set(app.query(FooterKey))
+        gc.collect()
+        assert len(shown) > 5
+        assert set(seen) == shown

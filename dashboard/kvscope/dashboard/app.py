@@ -10,13 +10,13 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 from textual.message import Message
-from textual.widgets import Footer
 
 from kvscope.dashboard.actions import ActionsApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.cards import build_captions
 from kvscope.dashboard.filter_screen import FilterChanged, FilterScreen
 from kvscope.dashboard.filters import blocks_of, request_of, sequence_of
+from kvscope.dashboard.footer import KeyFooter
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
@@ -100,7 +100,7 @@ class DashboardApp(ActionsApp):
             yield InsightPane(glyphs, id="insight")
             why = getattr(self._source, "no_control", "") or READ_ONLY_HINT  # why nothing can be sent
             yield PromptBar(self._defaults, read_only=why if self._source.control is None else None)
-            yield Footer(show_command_palette=False)
+            yield KeyFooter()
 
     def on_mount(self) -> None:
         self.mark_places()

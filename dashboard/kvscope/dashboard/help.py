@@ -13,7 +13,7 @@ from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.keys import KEYS, key_names
 from kvscope.dashboard.pane import StripPane
-from kvscope.dashboard.panes import EventsPane, RequestsPane
+from kvscope.dashboard.panes import EventsPane, RequestsPane, TablePane
 from kvscope.dashboard.prompt import PromptInput
 from kvscope.dashboard.strips import Part, make_strip, wrap_parts
 
@@ -32,7 +32,7 @@ _ABOUT = {
     "insight": ("Insight", "where the memory goes, and what reserving maxima would take for the same requests"),
     "prompt": ("Prompt", _OPTIONS),
 }
-_PANE_KEYS = {"grid": BlockGrid, "requests": RequestsPane, "events": EventsPane}
+_PANE_KEYS = {"grid": BlockGrid, "requests": RequestsPane, "table": TablePane, "events": EventsPane}
 
 
 def draw_help(glyphs: Glyphs, width: int, focused: str | None = None) -> list[Strip]:
