@@ -10,6 +10,7 @@ late; `busy` is the same workload's share of one core (user and system time of t
 
     decode    8 sequences of a real engine without a model, 1,024 blocks, 30 steps/s, at 12 frames/s
     million   1,000,000 blocks, 400 requests, 20,000 blocks allocated, written or released a second, scattered
+    ..., ssh  the same behind a line that takes megabytes at once and delivers them at its rate; 12 frames/s
     storm     8,000 blocks, a tenth of them changing hands 50 times a second: every line changes in every frame
 """
 
@@ -39,7 +40,7 @@ QUIT = b"\x11"
 
 
 class Case(NamedTuple):
-    """`link` is bytes/s; goals are None where there is none."""
+    """`link` is bytes/s, `is_ssh` whether it holds what it has not delivered; goals are None where there is none."""
 
     name: str
     feed: str
@@ -47,6 +48,7 @@ class Case(NamedTuple):
     rows: int
     fps: int
     link: float | None = None
+    is_ssh: bool = False
     max_kb_per_s: float | None = None
     min_frames_per_s: float | None = None
     max_stall_ms: float | None = None
@@ -58,17 +60,22 @@ CASES = [
     Case("million, 250 kB/s", "million", 200, 50, 30, 250e3, min_frames_per_s=10, max_stall_ms=50),
     Case("storm", "storm", 200, 50, 30),
     Case("storm, 250 kB/s", "storm", 200, 50, 30, 250e3, min_frames_per_s=10, max_stall_ms=50),
+    Case("storm, ssh 250 kB/s", "storm", 200, 50, 12, 250e3, is_ssh=True, max_stall_ms=50),
+    Case("storm, ssh 50 kB/s", "storm", 200, 50, 12, 50e3, is_ssh=True, max_stall_ms=50),
 ]
 
 
 class Line:
-    """The reader's end of a pseudo-terminal, which lets `rate` bytes a second through."""
+    """The reader's end of a pseudo-terminal, which lets `rate` bytes a second through.
 
-    def __init__(self, master: int, rate: float | None) -> None:
-        self._master, self._rate, self._tail = master, rate, b""
+    One that `holds` reads at once and delivers later, as the daemons and sockets of ssh do; another one reads late.
+    """
+
+    def __init__(self, master: int, rate: float | None, *, holds: bool) -> None:
+        self._master, self._rate, self._holds = master, rate, holds
+        self._held, self._tail, self.words = b"", b"", b""
         self._credit, self._topped_up = 0.0, time.monotonic()
         self.num_bytes = self.num_frames = 0
-        self.words = b""
         self.seen: dict[str, float] = {}  # when a letter came back
 
     def read(self, seconds: float) -> None:
@@ -76,10 +83,14 @@ class Line:
         end = time.monotonic() + seconds
         while (now := time.monotonic()) < end:
             room = 1 << 16 if self._rate is None else self._earn(now)
-            if room < 1024:
+            if self._holds:
+                self._held += self._read_chunk(1 << 16, 0.002)
+                chunk, self._held = self._held[:room], self._held[room:]
+                self._take(chunk)
+            elif room < 1024:
                 time.sleep(0.002)
-            elif select.select([self._master], [], [], min(end - now, 0.05))[0]:
-                self._take(self._read_chunk(room))
+            else:
+                self._take(self._read_chunk(room, min(end - now, 0.05)))
 
     def _earn(self, now: float) -> int:
         """What may be read now; a line that was idle has saved up 10 ms."""
@@ -88,7 +99,9 @@ class Line:
         self._topped_up = now
         return int(self._credit)
 
-    def _read_chunk(self, room: int) -> bytes:
+    def _read_chunk(self, room: int, patience_s: float) -> bytes:
+        if not select.select([self._master], [], [], patience_s)[0]:
+            return b""
         try:
             return os.read(self._master, room)
         except OSError:  # the other end has left
@@ -100,13 +113,13 @@ class Line:
         self.num_bytes += len(chunk)
         self.words = (self.words + chunk)[-2000:]
         joined = self._tail + chunk
-        if ASKS_FOR_SYNC in joined:
-            os.write(self._master, HAS_SYNC)
+        os.write(self._master, HAS_SYNC * joined.count(ASKS_FOR_SYNC))
         self.num_frames += joined.count(FRAME)
         for letter in LETTERS:
             if letter not in self.seen and letter.encode() in joined:
                 self.seen[letter] = time.monotonic()
-        self._tail = joined[-7:] if FRAME not in joined[-7:] and ASKS_FOR_SYNC not in joined[-8:] else b""
+        # What has been counted is not looked at again; marks begin alike, and the question is the longer one.
+        self._tail = b"" if joined.endswith((FRAME, ASKS_FOR_SYNC)) else joined[-8:]
 
 
 def measure(case: Case, seconds: float) -> dict[str, float]:
@@ -116,10 +129,12 @@ def measure(case: Case, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="kvb") as directory:
         report = Path(directory) / "report"
         env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor", "XDG_CONFIG_HOME": directory}
+        if case.is_ssh:
+            env["SSH_CONNECTION"] = "10.0.0.1 1 10.0.0.2 22"
         command = [sys.executable, __file__, "--child", case.feed, "--fps", str(case.fps), "--report", str(report)]
         process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
         os.close(slave)
-        line = Line(master, case.link)
+        line = Line(master, case.link, holds=case.is_ssh)
         try:
             deadline = time.monotonic() + START_S
             while not report.exists():
@@ -208,6 +223,7 @@ def show(feed: str, fps: int, report: Path) -> int:
     from terminal_feeds import FEEDS
 
     from kvscope.dashboard.app import DashboardApp
+    from kvscope.dashboard.opening import FPS_OVER_SSH, is_over_ssh
     from kvscope.dashboard.terminal import run_screen
 
     def cpu_s() -> float:
@@ -234,6 +250,8 @@ def show(feed: str, fps: int, report: Path) -> int:
                     self.longest_s = max(self.longest_s, time.monotonic() - due)
 
     app = Watched(FEEDS[feed](), title=feed, fps=fps)
+    if is_over_ssh():
+        app.max_frames_per_second = FPS_OVER_SSH
     code = run_screen(app)
     (begun, cpu_begun), (ended, cpu_ended) = app.marks
     busy = 100 * (cpu_ended - cpu_begun) / (ended - begun)

@@ -32,13 +32,13 @@ class Paced:
 
     def __init__(self, batches: Iterable[Batch], per_second: float, at_once: int = 0) -> None:
         self.view = View()
-        self._batches, self._interval_s, self._at_once = iter(batches), 1 / per_second, at_once
+        self._batches, self._interval_s, self._next_seq = iter(batches), 1 / per_second, at_once
+        for seq in range(at_once):
+            self.view.apply(seq, next(self._batches))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        for seq in range(self._at_once):
-            self.view.apply(seq, next(self._batches))
         self.view.set_status(Status.LIVE)
         self._thread.start()
 
@@ -47,7 +47,7 @@ class Paced:
 
     def _run(self) -> None:
         due = time.monotonic()
-        for seq, batch in enumerate(self._batches, start=self._at_once):
+        for seq, batch in enumerate(self._batches, start=self._next_seq):
             self.view.apply(seq, batch)
             due = max(due + self._interval_s, time.monotonic() - self._interval_s)
             if self._over.wait(max(due - time.monotonic(), 0)):

@@ -5,6 +5,7 @@ import re
 import pyte
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.segment import Segment
 from rich.style import Style
@@ -18,6 +19,8 @@ STYLES = [
     Style(bold=True, italic=True, color="#ff8000"), Style(underline=True, strike=True), Style(bgcolor="green"),
 ]  # fmt: skip
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
 TEXTS = st.text("ab .│■界世é\x1b\x9b\n", max_size=8)  # control characters must never get through
 STRIPS = st.lists(st.builds(Segment, TEXTS, st.sampled_from(STYLES), st.none()), max_size=4).map(Strip)
 PAINT = st.tuples(st.integers(0, WIDTH - 1), st.integers(0, HEIGHT - 1), STRIPS)
@@ -46,7 +49,7 @@ class Terminal:
 @settings(deadline=None)
 @given(steps=STEPS, colors=st.sampled_from([ColorSystem.STANDARD, ColorSystem.EIGHT_BIT, ColorSystem.TRUECOLOR]))
 def test_changes_bring_the_terminal_to_what_a_whole_picture_shows(steps: list[object], colors: ColorSystem) -> None:
-    canvas, terminal = Canvas(), Terminal()
+    canvas, terminal = Canvas(colors), Terminal()
     canvas.resize(WIDTH, HEIGHT)
     for step in steps:
         if step == "lose":
@@ -57,7 +60,10 @@ def test_changes_bring_the_terminal_to_what_a_whole_picture_shows(steps: list[ob
             assert not {"\n", "\x9b"} & {*changes}
             terminal.feed(changes)
         else:
-            canvas.paint(*step, colors)  # type: ignore[misc]
+            canvas.paint(*step)  # type: ignore[misc]
+    for graphemes, _ in canvas._wanted:  # no half of a wide one is left over
+        assert [cell_len(grapheme) == 2 for grapheme in graphemes] == [*(g == "" for g in graphemes[1:]), False]
+        assert graphemes[0]
     terminal.feed(canvas.take_changes())
     assert not canvas.differs()
     whole = Terminal()
@@ -71,9 +77,9 @@ def test_changes_bring_the_terminal_to_what_a_whole_picture_shows(steps: list[ob
 @given(strip=STRIPS, x=st.integers(0, WIDTH - 1))
 def test_a_strip_looks_as_textual_would_have_drawn_it(strip: Strip, x: int) -> None:
     strip = Strip([Segment(CONTROL.sub("", text), style) for text, style, _ in strip]).crop(0, WIDTH - x)
-    canvas, ours, textuals = Canvas(), Terminal(), Terminal()
+    canvas, ours, textuals = Canvas(ColorSystem.TRUECOLOR), Terminal(), Terminal()
     canvas.resize(WIDTH, HEIGHT)
-    canvas.paint(x, 1, strip, ColorSystem.TRUECOLOR)
+    canvas.paint(x, 1, strip)
     ours.feed(canvas.take_changes())
     textuals.feed(f"\x1b[2;{x + 1}H")
     for text, style, _ in strip:
@@ -120,13 +126,13 @@ def test_a_transition_ends_with_the_attributes_wanted_and_costs_no_more_than_say
 
 
 def test_cells_that_stay_are_not_sent_again() -> None:
-    canvas = Canvas()
+    canvas = Canvas(ColorSystem.TRUECOLOR)
     canvas.resize(80, 24)
     canvas.take_changes()
-    canvas.paint(0, 5, Strip([Segment("free blocks: 41 of 64" + " " * 59)]), ColorSystem.TRUECOLOR)
+    canvas.paint(0, 5, Strip([Segment("free blocks: 41 of 64" + " " * 59)]))
     canvas.take_changes()
-    canvas.paint(0, 5, Strip([Segment("free blocks: 40 of 64" + " " * 59)]), ColorSystem.TRUECOLOR)
+    canvas.paint(0, 5, Strip([Segment("free blocks: 40 of 64" + " " * 59)]))
     assert canvas.take_changes() == "\x1b[6;15H0"
-    canvas.paint(0, 5, Strip([Segment("free blocks: 40 of 64" + " " * 59)]), ColorSystem.TRUECOLOR)
+    canvas.paint(0, 5, Strip([Segment("free blocks: 40 of 64" + " " * 59)]))
     assert not canvas.differs()
     assert canvas.take_changes() == ""

@@ -8,14 +8,16 @@ A cell is one grapheme and its SGR parameters. A grapheme two cells wide has "" 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from rich.cells import cell_len, split_graphemes
 from rich.color import ColorSystem
+from rich.style import Style
 from textual.strip import Strip
 
+MAX_STYLES = 4096  # to remember
 SHORT_GAP = 4  # a jump costs as much as this many cells
 # What Rich can say: attributes by the group that one code switches off, and that code.
 _GROUP = {"1": "weight", "2": "weight", "3": "slant", "4": "line", "21": "line", "5": "blink", "6": "blink"}
@@ -35,54 +37,67 @@ class Row(NamedTuple):
 class Canvas:
     """What the screen should show, and what the terminal has been sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, colors: ColorSystem) -> None:
+        self._colors = colors
         self.width = self.height = 0
         self._wanted: list[Row] = []
         self._sent: list[Row | None] = []  # None: anything may stand there
         self._dirty: set[int] = set()
+        self._sgr: dict[int, tuple[Style | None, str]] = {}  # by the style's id: to hash a style takes longer
         self._narrow = set(map(chr, range(32, 127)))  # characters known to take one cell
 
-    def resize(self, width: int, height: int) -> None:
-        """Another size: everything is blank, and anything may stand on the terminal."""
-        self.width, self.height = width, height
-        self._wanted = [Row([" "] * width, [""] * width) for _ in range(height)]
-        self.forget()
+    def resize(self, width: int, height: int) -> bool:
+        """If this is another size: everything is blank, and anything may stand on the terminal."""
+        is_new = (width, height) != (self.width, self.height)
+        if is_new:
+            self.width, self.height = width, height
+            self._wanted = [Row([" "] * width, [""] * width) for _ in range(height)]
+            self.forget()
+        return is_new
 
     def forget(self) -> None:
         """The terminal may show anything: the next changes are the whole picture."""
         self._sent = [None] * self.height
         self._dirty = set(range(self.height))
 
-    def paint(self, x: int, y: int, strip: Strip, colors: ColorSystem) -> None:
+    def paint(self, x: int, y: int, strip: Strip) -> None:
         """Lay a strip into the picture; what would lie outside of it is cut off."""
         if not 0 <= y < self.height or x >= self.width:
             return
         graphemes, styles = self._wanted[y]
         if graphemes[x] == "":  # the first half of a wide one is left alone: a terminal blanks it
             graphemes[x - 1] = " "
-        for text, style, control in strip:
-            if control:
-                continue
-            cells = text if self._narrow.issuperset(text) else self._split(text)
-            stop = x + len(cells)
-            graphemes[x:stop] = cells
-            styles[x:stop] = [Strip.render_ansi(style, colors) if style else ""] * len(cells)
-            x = stop
-        if x < self.width and graphemes[x] == "":
-            graphemes[x] = " "
+        cells, cell_styles = self._lay_out(strip)
+        stop = x + len(cell_styles)
+        graphemes[x:stop], styles[x:stop] = cells, cell_styles
+        if stop < len(graphemes) and graphemes[stop] == "":
+            graphemes[stop] = " "
+        if self.width < len(graphemes) and graphemes[self.width] == "":
+            graphemes[self.width - 1] = " "  # it does not fit
         del graphemes[self.width :], styles[self.width :]
         self._dirty.add(y)
 
-    def _split(self, text: str) -> Iterable[str]:
-        """The cells of a text; control characters get none, whoever sent them."""
-        self._narrow.update(char for char in {*text} - self._narrow if cell_len(char) == 1)
-        if self._narrow.issuperset(text):
-            return text
-        cells: list[str] = []
-        text = _CONTROL.sub("", text)
-        for start, stop, width in split_graphemes(text)[0]:
-            cells += [text[start:stop], *[""] * (width - 1)] if width else []
-        return cells
+    def _lay_out(self, strip: Strip) -> tuple[Sequence[str], list[str]]:
+        """The cells of a strip, and the style of each."""
+        texts: list[str] = []
+        styles: list[str] = []
+        known = self._sgr
+        for text, style, control in strip:
+            if not control:
+                sgr = known.get(id(style)) or self._remember(style)
+                texts.append(text)
+                styles += [sgr[1]] * len(text)
+        joined = "".join(texts)
+        if not self._narrow.issuperset(joined):
+            self._narrow.update(char for char in {*joined} - self._narrow if cell_len(char) == 1)
+        return (joined, styles) if self._narrow.issuperset(joined) else _split(texts, styles)
+
+    def _remember(self, style: Style | None) -> tuple[Style | None, str]:
+        """The SGR parameters of a style, and the style: as long as it is kept its id is no other's."""
+        if len(self._sgr) >= MAX_STYLES:
+            self._sgr.clear()
+        found = self._sgr[id(style)] = (style, Strip.render_ansi(style, self._colors) if style else "")
+        return found
 
     def differs(self) -> bool:
         """Whether the terminal shows something else than it should."""
@@ -96,45 +111,63 @@ class Canvas:
         for y in sorted(self._dirty):
             wanted, sent = self._wanted[y], self._sent[y]
             if wanted != sent:
-                style = _write_row(pieces, y, wanted, _changed_cells(wanted, sent), style)
+                style = _write_row(pieces, y, wanted, _changed(wanted, sent), style)
                 self._sent[y] = Row(wanted.graphemes[:], wanted.styles[:])
         self._dirty.clear()
         return "".join(pieces) + transition(style, "")
 
 
-def _changed_cells(wanted: Row, sent: Row | None) -> Iterable[int]:
-    """Columns that differ, and short gaps between them where they cost less than a jump."""
+def _split(texts: Sequence[str], styles: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Graphemes into cells, one or two each; control characters get none, whoever sent them."""
+    cells: list[str] = []
+    cell_styles: list[str] = []
+    first = 0
+    for text in texts:
+        for start, stop, width in split_graphemes(text)[0]:
+            grapheme = _CONTROL.sub("", text[start:stop])
+            if width:
+                cells += [grapheme or " ", *[""] * (width - 1)]
+                cell_styles += [styles[first + start]] * width
+        first += len(text)
+    return cells, cell_styles
+
+
+def _changed(wanted: Row, sent: Row | None) -> list[tuple[int, int]]:
+    """Half-open intervals of columns to write: what differs, with short gaps where they cost less than a jump."""
     if sent is None:
-        return range(len(wanted.graphemes))
-    cells = zip(wanted.graphemes, sent.graphemes, wanted.styles, sent.styles, strict=True)
-    return _bridged([x for x, (a, b, c, d) in enumerate(cells) if a != b or c != d], wanted.styles)
+        return [(0, len(wanted.graphemes))]
+    styles = wanted.styles
+    cells = zip(wanted.graphemes, sent.graphemes, styles, sent.styles, strict=True)
+    spans: list[tuple[int, int]] = []
+    start = stop = -SHORT_GAP
+    for x in [x for x, (a, b, c, d) in enumerate(cells) if a != b or c != d]:
+        if x != stop and (x - stop >= SHORT_GAP or len({*styles[stop - 1 : x]}) > 1):
+            spans.append((start, stop))
+            start = x
+        stop = x + 1
+    return [*spans[1:], (start, stop)]
 
 
-def _bridged(columns: list[int], styles: list[str]) -> Iterator[int]:
-    before = -1 << 20
-    for x in columns:
-        if 1 < x - before <= SHORT_GAP and len({*styles[before:x]}) == 1:
-            yield from range(before + 1, x)
-        yield x
-        before = x
-
-
-def _write_row(pieces: list[str], y: int, row: Row, columns: Iterable[int], style: str) -> str:
+def _write_row(pieces: list[str], y: int, row: Row, spans: list[tuple[int, int]], style: str) -> str:
     """Append what writes these columns; `style` is the one in force before, the result the one afterwards."""
     graphemes, styles = row
     at: int | None = None  # where the terminal's cursor is
-    for x in columns:
-        grapheme = graphemes[x]
-        if grapheme == "":
-            continue  # its first half brings it, or has
-        if x != at:
-            pieces.append(f"\x1b[{y + 1};{x + 1}H" if at is None or x < at else f"\x1b[{x - at}C")
-        if styles[x] != style:
-            pieces.append(transition(style, styles[x]))
-            style = styles[x]
-        pieces.append(grapheme)
-        width = 2 if x + 1 < len(graphemes) and graphemes[x + 1] == "" else 1
-        at = x + width if len(grapheme) == 1 else None  # terminals disagree about the widths of sequences
+    for start, end in spans:
+        stop = end
+        while stop < len(graphemes) and not graphemes[stop]:
+            stop += 1  # the other half of a wide grapheme
+        x = start
+        while x < stop:
+            pieces.append("" if x == at else f"\x1b[{y + 1};{x + 1}H" if at is None else f"\x1b[{x - at}C")
+            wanted, first = styles[x], x
+            x += 1
+            while x < stop and styles[x] == wanted and len(graphemes[x - 1]) < 2:
+                x += 1
+            if wanted != style:
+                pieces.append(transition(style, wanted))
+                style = wanted
+            pieces.extend(graphemes[first:x])
+            at = x if len(graphemes[x - 1]) < 2 else None  # terminals disagree about the widths of sequences
     return style
 
 

@@ -56,6 +56,8 @@ def open_dashboard(
         scripted_prompts=scripted_prompts,
         fps=frames_per_second(settings),
     )
+    if is_over_ssh():
+        app.max_frames_per_second = FPS_OVER_SSH
     return run_screen(app, mouse=settings.mouse and not flags.no_mouse)
 
 
@@ -68,8 +70,11 @@ def dashboard_look() -> "Look":
 
 
 def frames_per_second(settings: Settings) -> int:
-    over_ssh = "SSH_CONNECTION" in os.environ or "SSH_TTY" in os.environ
-    return min(settings.frames_per_second, FPS_OVER_SSH) if over_ssh else settings.frames_per_second
+    return min(settings.frames_per_second, FPS_OVER_SSH) if is_over_ssh() else settings.frames_per_second
+
+
+def is_over_ssh() -> bool:
+    return "SSH_CONNECTION" in os.environ or "SSH_TTY" in os.environ
 
 
 def choose_theme(wanted: str | None, settings: Settings) -> str:

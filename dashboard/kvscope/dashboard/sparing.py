@@ -1,13 +1,13 @@
-"""Output on a slow line: an app that sends changed cells only, and no picture before the last one has been taken.
+"""Output on a slow line: an app that sends changed cells only, and no picture before the last one has gone.
 
-Textual queues thirty writes and then blocks its event loop, keystrokes and all. Here what is wanted is kept as a
-picture; while the terminal is still busy with the last frame the next ones only change the picture, and what has
-become different by the time there is room goes out as one frame.
+What is wanted is kept as a picture. While the line is busy with a frame the next ones only change the picture; what
+differs by the time there is room goes out as one frame.
 """
 
+import asyncio
+import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from textual import events
 from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
@@ -15,70 +15,13 @@ from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 
 from kvscope.dashboard.canvas import Canvas, color_system
+from kvscope.dashboard.terminal_driver import TerminalDriver
 
 if TYPE_CHECKING:
     from rich.console import Console
     from textual.driver import Driver
 
-
-class TerminalDriver(LinuxDriver):
-    """Textual's driver, which knows whether the terminal has taken everything it was given."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._file: Any = _Told(self._file, self._take)
-        self._num_given = self._num_taken = 0  # texts; the second is the writer thread's
-        self._waiting: list[Callable[[], None]] = []
-        self.num_starts = 0  # of application mode: the terminal's screen is blank after each
-
-    def start_application_mode(self) -> None:
-        self.num_starts += 1
-        super().start_application_mode()
-
-    def write(self, data: str) -> None:
-        self._num_given += 1
-        super().write(data)
-
-    @property
-    def has_room(self) -> bool:
-        return self._num_given == self._num_taken
-
-    def when_there_is_room(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the event loop, when everything given so far has been taken."""
-        if callback not in self._waiting:
-            self._waiting.append(callback)
-        if self.has_room:
-            self._loop.call_soon(self._wake)
-
-    def _take(self) -> None:
-        self._num_taken += 1
-        if self._waiting and self.has_room:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        callbacks, self._waiting = self._waiting, []
-        for callback in callbacks:
-            callback()
-
-
-class _Told:
-    """A file that tells when the operating system has taken a text."""
-
-    def __init__(self, file: IO[str], taken: Callable[[], None]) -> None:
-        self._file, self._taken = file, taken
-
-    def write(self, text: str) -> None:
-        with suppress(OSError):  # the terminal has gone; a signal tells the app
-            self._file.write(text)
-            self._file.flush()
-        self._taken()
-
-    def flush(self) -> None:
-        """Every text has been flushed."""
-
-    def fileno(self) -> int:
-        return self._file.fileno()
+HURRY_S = 0.25  # after a key nothing is held back
 
 
 class _Changes(CompositorUpdate):
@@ -92,13 +35,21 @@ class _Changes(CompositorUpdate):
 
 
 class SparingApp(App[None]):
-    """An app that is sparing with its terminal. Headless, and on terminals of another kind, it is any app."""
+    """An app that is sparing with its terminal. Headless, and on terminals of another kind, it is any app.
+
+    `max_frames_per_second` is for a line to somewhere else: no more are sent, except for what a key causes, and
+    none before the terminal has received the last ones.
+    """
+
+    max_frames_per_second: int | None = None
 
     def __init__(self, *, ansi_color: bool | None = None) -> None:
-        self._canvas = Canvas()
+        super().__init__(ansi_color=ansi_color)
+        self._canvas = Canvas(color_system(self.console.color_system))
         self._num_starts = 0
         self._cursor_sent: tuple[int, int] | None = None
-        super().__init__(ansi_color=ansi_color)
+        self._next_frame_s = self._hurry_until_s = 0.0
+        self._sending_later: asyncio.TimerHandle | None = None
 
     def get_driver_class(self) -> "type[Driver]":
         usual = super().get_driver_class()
@@ -107,52 +58,66 @@ class SparingApp(App[None]):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Resize):
             self._canvas.forget()
+        elif isinstance(event, events.Key | events.Paste | events.MouseDown):
+            self._hurry_until_s = time.monotonic() + HURRY_S
         await super().on_event(event)
 
-    def _display(self, screen: Any, renderable: Any) -> None:
-        """Where Textual hands over what it has rendered; there is no public place for it."""
-        if not (isinstance(self._driver, TerminalDriver) and isinstance(renderable, LayoutUpdate | ChopsUpdate)):
-            super()._display(screen, renderable)
-            return
-        self._paint(renderable)
-        self._send()
-
-    def _paint(self, update: LayoutUpdate | ChopsUpdate) -> None:
-        canvas, colors = self._canvas, color_system(self.console.color_system)
-        if isinstance(update, LayoutUpdate):
-            region = update.region
-            if (canvas.width, canvas.height) != (region.right, region.bottom):
-                canvas.resize(region.right, region.bottom)
-            for y, strips in enumerate(update.strips, region.y):
-                x = region.x
-                for strip in strips:
-                    canvas.paint(x, y, strip, colors)
-                    x += strip.cell_length
-            return
-        for y, start, stop in update.spans:
-            for end, (x, chop) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
-                if chop is not None and x < stop and end > start:
-                    canvas.paint(x, y, chop, colors)
-
-    def _send(self) -> None:
-        """One frame, now or as soon as there is room."""
-        driver = self._driver
-        if not isinstance(driver, TerminalDriver) or not self.screen_stack:
-            return
-        if driver.num_starts != self._num_starts:
-            self._num_starts = driver.num_starts
-            self._canvas.forget()
-        if not self._canvas.differs() and self._cursor_sent == self.cursor_position:
-            self.post_display_hook()
-        elif driver.has_room:
-            self._cursor_sent = self.cursor_position
-            super()._display(self.screen, _Changes(self._canvas))
-        else:
-            driver.when_there_is_room(self._send)
-
     def when_there_is_room(self, callback: Callable[[], None]) -> None:
-        """Call back when another picture makes sense: the terminal has taken the last one, or nobody knows."""
+        """Call back when another picture makes sense: the line is free, or nobody knows."""
         if isinstance(self._driver, TerminalDriver):
             self._driver.when_there_is_room(callback)
         else:
             callback()
+
+    def _display(self, screen: Any, renderable: Any) -> None:
+        """Where Textual hands over what it has rendered; there is no public place for it."""
+        driver = self._driver
+        if not (isinstance(driver, TerminalDriver) and isinstance(renderable, LayoutUpdate | ChopsUpdate)):
+            super()._display(screen, renderable)
+            return
+        if driver.num_starts != self._num_starts:
+            self._num_starts = driver.num_starts
+            self._canvas.forget()
+        self._paint(renderable)
+        self._send()
+
+    def _paint(self, update: LayoutUpdate | ChopsUpdate) -> None:
+        canvas = self._canvas
+        if isinstance(update, LayoutUpdate):
+            region = update.region
+            canvas.resize(region.right, region.bottom)
+            for y, strips in enumerate(update.strips, region.y):
+                x = region.x
+                for strip in strips:
+                    canvas.paint(x, y, strip)
+                    x += strip.cell_length
+            return
+        if canvas.resize(update.chop_ends[0][-1], len(update.chops)):
+            self.screen.refresh()  # the lines that are not in the update
+        for y, start, stop in update.spans:
+            for end, (x, chop) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
+                if chop is not None and x < stop and end > start:
+                    canvas.paint(x, y, chop)
+
+    def _send(self) -> None:
+        """One frame: now, when it is time, or when there is room."""
+        driver, now = self._driver, time.monotonic()
+        if not isinstance(driver, TerminalDriver) or not self.screen_stack:
+            return
+        if not self._canvas.differs() and self._cursor_sent == self.cursor_position:
+            self.post_display_hook()
+        elif self._hurry_until_s < now < self._next_frame_s:
+            self._send_at(self._next_frame_s - now)
+        elif not driver.has_room:
+            driver.when_there_is_room(self._send)
+        else:
+            self._cursor_sent = self.cursor_position
+            super()._display(self.screen, _Changes(self._canvas))
+            if self.max_frames_per_second is not None:
+                driver.ask_for_receipt()
+                self._next_frame_s = max(self._next_frame_s, now - 0.02) + 1 / self.max_frames_per_second
+
+    def _send_at(self, delay_s: float) -> None:
+        if self._sending_later is not None:
+            self._sending_later.cancel()
+        self._sending_later = asyncio.get_running_loop().call_later(delay_s, self._send)

@@ -1,0 +1,134 @@
+"""Textual's driver for a terminal, which knows whether there is room on the line for another frame.
+
+Textual queues thirty writes and then blocks its event loop, keystrokes and all. Whoever asks for room first never
+fills that queue. The operating system tells what it has taken; behind ssh that says little, for daemons and sockets
+on the way hold megabytes. There every frame ends with a question that terminals answer, and the answer says that
+everything before it has arrived.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any
+
+from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
+from textual.messages import TerminalSupportsSynchronizedOutput
+
+QUESTION = "\x1b[?2026$p"  # do you know synchronised updates? Textual asks the same once
+MAX_ON_THE_WAY = 16_000  # characters for which no receipt has come: 64 ms at 250 kB/s
+PATIENCE_S = 2.0  # for a receipt; terminals come and go under tmux and the like
+GOODBYE_S = 0.5  # ... when leaving: an answer that came later would be typed into the shell
+
+
+class TerminalDriver(LinuxDriver):
+    """`has_room` and `when_there_is_room` are for the event loop's thread."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._file: Any = _Told(self._file, self._take)
+        self._num_given = self._num_taken = 0  # texts; the second is the writer thread's
+        self._size_given = self._size_received = 0  # characters
+        self._asked: deque[tuple[float, int]] = deque()  # when, and how much had been given by then
+        self._answers = False
+        self._waiting: list[Callable[[], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self.num_starts = 0  # of application mode: the terminal's screen is blank after each
+
+    # --- Textual's ------------------------------------------------------------------------------------------------
+
+    def start_application_mode(self) -> None:
+        self.num_starts += 1
+        super().start_application_mode()
+
+    def stop_application_mode(self) -> None:
+        deadline = time.monotonic() + GOODBYE_S
+        while self._asked and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self._asked.clear()
+        super().stop_application_mode()
+
+    def write(self, data: str) -> None:
+        self._num_given += 1
+        self._size_given += len(data)
+        super().write(data)
+
+    def process_message(self, message: Message) -> None:
+        """On the thread that reads: an answer is a receipt, unless it is the first one."""
+        if isinstance(message, TerminalSupportsSynchronizedOutput):
+            self._answers = True
+            with suppress(IndexError):
+                self._size_received = self._asked.popleft()[1]
+                self._tell()
+                return
+        super().process_message(message)
+
+    # --- ours -----------------------------------------------------------------------------------------------------
+
+    def ask_for_receipt(self) -> None:
+        """Of everything written so far, where the terminal answers at all."""
+        if self._answers:
+            self.write(QUESTION)
+            self._asked.append((time.monotonic(), self._size_given))
+
+    @property
+    def has_room(self) -> bool:
+        if self._num_given != self._num_taken:
+            return False
+        try:
+            asked_s, _ = self._asked[0]
+        except IndexError:
+            return True
+        if asked_s + PATIENCE_S < time.monotonic():
+            self._asked.clear()
+            return True
+        return self._size_given - self._size_received <= MAX_ON_THE_WAY
+
+    def when_there_is_room(self, callback: Callable[[], None]) -> None:
+        """Call back once, on the event loop, when there is."""
+        if callback not in self._waiting:
+            self._waiting.append(callback)
+        self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        if self.has_room:
+            callbacks, self._waiting = self._waiting, []
+            for callback in callbacks:
+                callback()
+        elif self._waiting and self._asked and self._timer is None:
+            self._timer = self._loop.call_later(PATIENCE_S, self._look_for_the_lost)
+
+    def _look_for_the_lost(self) -> None:
+        self._timer = None
+        self._look()
+
+    def _take(self) -> None:
+        self._num_taken += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        """From another thread: there may be room."""
+        if self._waiting:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._look)
+
+
+class _Told:
+    """A file that tells when the operating system has taken a text."""
+
+    def __init__(self, file: IO[str], taken: Callable[[], None]) -> None:
+        self._file, self._taken = file, taken
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):  # the terminal has gone; a signal tells the app
+            self._file.write(text)
+            self._file.flush()
+        self._taken()
+
+    def flush(self) -> None:
+        """Every text has been flushed."""
+
+    def fileno(self) -> int:
+        return self._file.fileno()

@@ -1,0 +1,169 @@
+"""The dashboard on a terminal whose line is busy, lost and resized at random: in the end nothing stale is left."""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+
+import pyte
+import pytest
+from test_app import live, running, until
+from textual._context import visible_screen_stack
+from textual.messages import TerminalSupportsSynchronizedOutput
+
+from kvscope.dashboard import terminal_driver
+from kvscope.dashboard.canvas import Canvas, color_system
+from kvscope.dashboard.terminal_driver import MAX_ON_THE_WAY, QUESTION, TerminalDriver
+
+KEYS = ("question_mark", "escape", "ctrl+p", "1", "2", "5", "7", "plus", "j")
+
+
+class Line(TerminalDriver):
+    """What is written reaches a screen in memory, once the line is not busy."""
+
+    def __init__(self, app, size: tuple[int, int]) -> None:
+        super().__init__(app, size=size)
+        self.terminal = pyte.Screen(*size)
+        self.terminal.reset_mode(pyte.modes.DECAWM)
+        self._stream = pyte.Stream(self.terminal)
+        self.is_busy = False
+        self.written: list[str] = []
+        self.num_frames = self.num_at_once = 0
+
+    def write(self, data: str) -> None:
+        self._num_given += 1
+        self._size_given += len(data)
+        self.written.append(data)
+        self.num_at_once = max(self.num_at_once, len(self.written))
+        if not self.is_busy:
+            self.deliver()
+
+    def deliver(self) -> None:
+        for data in self.written:
+            self.num_frames += data != QUESTION
+            self._stream.feed(data.replace(QUESTION, ""))
+            self._take()
+        self.written.clear()
+
+    def rows(self) -> list[list[object]]:
+        return rows(self.terminal)
+
+
+def rows(terminal: pyte.Screen) -> list[list[object]]:
+    return [[terminal.buffer[y][x] for x in range(terminal.columns)] for y in range(terminal.lines)]
+
+
+def believed(app) -> list[list[object]]:
+    """What Textual holds to be on the screen, drawn on a fresh terminal."""
+    visible_screen_stack.set(app._background_screens)
+    canvas, terminal = Canvas(color_system(app.console.color_system)), pyte.Screen(*app.size)
+    canvas.resize(*app.size)
+    for y, strip in enumerate(app.screen._compositor.render_strips()):
+        canvas.paint(0, y, strip)
+    pyte.Stream(terminal).feed(canvas.take_changes())
+    return rows(terminal)
+
+
+@asynccontextmanager
+async def on_a_line(monkeypatch, source, size=(80, 24)):
+    """The dashboard, which draws on a terminal in memory."""
+    monkeypatch.setattr("textual.drivers.linux_driver.signal.signal", lambda *_: None)
+    async with running(source, size) as (app, pilot):
+        headless, line = app._driver, Line(app, size)
+        app._driver = line
+        app.screen.refresh()
+        try:
+            yield app, pilot, line
+        finally:
+            app._driver = headless
+
+
+async def resize(pilot, line: Line, width: int, height: int) -> None:
+    line.terminal.resize(height, width)
+    await pilot.resize_terminal(width, height)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_the_terminal_ends_with_the_picture(monkeypatch, seed):
+    rng, source = random.Random(seed), live()
+    async with on_a_line(monkeypatch, source) as (app, pilot, line):
+        for _ in range(25):
+            match rng.choice(("step", "step", "step", "key", "busy", "resize", "blank")):
+                case "step":
+                    source.feed(source.engine.step())
+                case "key":
+                    await pilot.press(
+                        rng.choice(("question_mark", "escape", "ctrl+p", "1", "2", "5", "7", "plus", "j"))
+                    )
+                case "busy":
+                    line.is_busy = not line.is_busy
+                    if not line.is_busy:
+                        line.deliver()
+                case "resize":
+                    await resize(pilot, line, rng.choice((60, 80, 120)), rng.choice((20, 24, 40)))
+                case "blank":  # the terminal comes back from a shell
+                    line.terminal.reset()
+                    line.num_starts += 1
+                    app.screen.refresh()
+            await pilot.pause(0.005)
+        line.is_busy = False
+        line.deliver()
+        await until(pilot, lambda: line.rows() == believed(app), "the same picture")
+
+
+async def test_frames_are_dropped_and_never_queued(monkeypatch):
+    source = live()
+    async with on_a_line(monkeypatch, source) as (app, pilot, line):
+        await until(pilot, lambda: line.rows() == believed(app), "the first picture")
+        line.is_busy, line.num_at_once = True, 0
+        for _ in range(20):
+            source.feed(source.engine.step())
+            app._frame = app._frame._replace(step=app._frame.step + 1)
+            app._draw()
+            await pilot.pause(0.02)
+        assert line.num_at_once == 1  # that which the line is busy with
+        line.is_busy = False
+        line.deliver()
+        await until(pilot, lambda: line.rows() == believed(app), "the newest picture")
+
+
+async def test_a_frame_waits_for_the_receipt_of_those_before_it(monkeypatch):
+    monkeypatch.setattr(terminal_driver, "PATIENCE_S", 1000.0)
+    async with on_a_line(monkeypatch, live()) as (app, pilot, line):
+        await until(pilot, lambda: line.rows() == believed(app), "the first picture")
+        app.max_frames_per_second = 1000
+        line.process_message(TerminalSupportsSynchronizedOutput())  # it answers
+        app.bell = lambda: None
+        line._size_received = line._size_given
+        app._canvas.forget()
+        app.screen.refresh()
+        await until(pilot, lambda: len(line._asked) == 1, "a question after the frame")
+        line._size_given += MAX_ON_THE_WAY
+        app._canvas.forget()
+        app.screen.refresh()
+        called = []
+        app.when_there_is_room(lambda: called.append(line.num_frames))
+        await pilot.pause(0.05)
+        assert not line.has_room
+        assert not called
+        line.process_message(TerminalSupportsSynchronizedOutput())  # the receipt
+        line._size_received = line._size_given
+        await until(pilot, lambda: called and len(line._asked) == 1, "the next frame, and its question")
+        monkeypatch.setattr(terminal_driver, "PATIENCE_S", 0.0)
+        assert line.has_room  # an answer that never comes stops nothing
+
+
+async def test_at_most_so_many_frames_unless_a_key_is_pressed(monkeypatch):
+    async with on_a_line(monkeypatch, live()) as (app, pilot, line):
+        await until(pilot, lambda: line.rows() == believed(app), "the first picture")
+        app.max_frames_per_second = 1
+        app._next_frame_s = app._hurry_until_s = 0.0
+        await pilot.pause(0.3)
+        before = line.num_frames
+        for number in range(10):
+            app._frame = app._frame._replace(step=number)
+            app._draw()
+            await pilot.pause(0.03)
+        assert line.num_frames - before <= 1
+        await pilot.press("question_mark")
+        await until(pilot, lambda: line.rows() == believed(app), "help at once", timeout_s=10)
