@@ -5,8 +5,9 @@ mind broken text in fields that nobody reads.
 """
 
 from functools import reduce
-from operator import or_
-from typing import Any
+from itertools import chain
+from operator import attrgetter, or_
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,8 +22,15 @@ _AnyPlain: Any = reduce(or_, _PLAIN)
 _decoder = msgspec.msgpack.Decoder(tuple[bytes, Count, str, Count, list[_AnyPlain]])
 
 
-def _text_fields(event_class: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Names of its fields that are a string, and that are a list of them; None: text may lie deeper."""
+class _Texts(NamedTuple):
+    """Names of the fields of one kind of event that are a string, and of those that are a list of them."""
+
+    single: tuple[str, ...]
+    several: tuple[str, ...]
+
+
+def _text_fields(event_class: type[Event]) -> _Texts | None:
+    """None: text may lie deeper."""
     single, several = [], []
     for field in msgspec.structs.fields(event_class):
         if field.type in (str, str | None):
@@ -31,7 +39,7 @@ def _text_fields(event_class: type[Event]) -> tuple[tuple[str, ...], tuple[str, 
             several.append(field.name)
         elif "str" in repr(field.type) or _is_struct(field.type):
             return None
-    return tuple(single), tuple(several)
+    return _Texts(tuple(single), tuple(several))
 
 
 def _is_struct(annotation: Any) -> bool:
@@ -51,27 +59,38 @@ def decode_plain(payload: bytes, *, printable: bool) -> Batch | None:
         return None
     if printable:
         phase = make_printable(phase)
-        for index, event in enumerate(events):
-            texts = _TEXTS[type(event)]
-            if texts is None:
-                fields = printable_strings(msgspec.to_builtins(event))
-                events[index] = msgspec.convert(fields, type(event))
-            elif not _is_clean(event, texts):
-                events[index] = _clean(event, texts)
+        events = _printable(events)
     return Batch(epoch=epoch, step=step, phase=phase, time_ns=time_ns, events=tuple(events))
 
 
-def _is_clean(event: Event, texts: tuple[tuple[str, ...], tuple[str, ...]]) -> bool:
-    for name in texts[0]:
-        text = getattr(event, name)
-        if text is not None and not (text.isascii() and text.isprintable()):
-            return False
-    return all(text.isascii() and text.isprintable() for name in texts[1] for text in getattr(event, name))
+def _printable(events: list[Event]) -> list[Event]:
+    """The same, with changes where some text needs one. Kind by kind: almost always none does."""
+    groups: dict[type[Event], list[Event]] = {}
+    for event in events:
+        kind = type(event)
+        if kind in groups:
+            groups[kind].append(event)
+        else:
+            groups[kind] = [event]
+    unclean = {kind for kind, group in groups.items() if not _are_clean(group, _TEXTS[kind])}
+    return [_clean(event, _TEXTS[type(event)]) if type(event) in unclean else event for event in events]
 
 
-def _clean(event: Event, texts: tuple[tuple[str, ...], tuple[str, ...]]) -> Event:
-    values: dict[str, Any] = {name: [make_printable(text) for text in getattr(event, name)] for name in texts[1]}
-    for name in texts[0]:
+def _are_clean(group: list[Event], texts: _Texts | None) -> bool:
+    if texts is None:
+        # As JSON, where what is not plain is escaped or not ASCII; quotes are escaped too, and looked at one by one.
+        whole = msgspec.json.encode(group)
+        return whole.isascii() and b"\\" not in whole and b"\x7f" not in whole
+    single = ["".join(filter(None, map(attrgetter(name), group))) for name in texts.single]
+    several = ["".join(chain.from_iterable(map(attrgetter(name), group))) for name in texts.several]
+    return all(text.isascii() and text.isprintable() for text in (*single, *several))
+
+
+def _clean(event: Event, texts: _Texts | None) -> Event:
+    if texts is None:
+        return msgspec.convert(printable_strings(msgspec.to_builtins(event)), type(event))
+    values: dict[str, Any] = {name: [make_printable(text) for text in getattr(event, name)] for name in texts.several}
+    for name in texts.single:
         text = getattr(event, name)
         values[name] = None if text is None else make_printable(text)
     return msgspec.structs.replace(event, **values)

@@ -18,6 +18,9 @@ from kvscope.events.types import Batch, EngineInfo, Event, SamplingParams
 MAX_FINISHED_REQUESTS = 32  # how many ended requests stay readable; older ones leave the state
 
 
+_TOO_LARGE = "a number of a block does not fit into 32 bits"
+
+
 class FoldError(Exception):
     """The event cannot be applied to this state: a gap, or a broken publisher."""
 
@@ -121,9 +124,14 @@ class EngineState(msgspec.Struct, kw_only=True):
 
     def sequence(self, sequence_id: str) -> SequenceState:
         """Raises FoldError for a sequence nobody announced."""
+        return self.find(sequence_id)[1]
+
+    def find(self, sequence_id: str) -> tuple[RequestState, SequenceState]:
+        """The same, with its request."""
         request_id, _, index = sequence_id.rpartition(".")
         try:
-            return self.requests[request_id].sequences[int(index)]
+            request = self.requests[request_id]
+            return request, request.sequences[int(index)]
         except (KeyError, ValueError, IndexError):
             raise FoldError(f"unknown sequence {sequence_id!r}") from None
 
@@ -171,8 +179,16 @@ def apply_batch(state: EngineState, batch: Batch) -> EngineState:
         FoldError: an event does not fit; the state is then unusable and a snapshot must replace it.
     """
     begin_batch(state, batch)
-    for event in batch.events:
-        state = apply_event(state, event)
+    handlers = _HANDLERS
+    try:
+        for event in batch.events:  # as `apply_event` does, without a call for each
+            kind = type(event)
+            if kind in handlers:
+                handlers[kind](state, event)
+            elif kind is FullState:
+                state = apply_event(state, event)
+    except OverflowError:
+        raise FoldError(_TOO_LARGE) from None
     return state
 
 
@@ -192,7 +208,7 @@ def apply_event(state: EngineState, event: Event) -> EngineState:
         try:
             handler(state, event)
         except OverflowError:
-            raise FoldError("a number of a block does not fit into 32 bits") from None
+            raise FoldError(_TOO_LARGE) from None
     return state
 
 
@@ -346,11 +362,16 @@ def _block_copied(state: EngineState, event: ev.BlockCopied) -> None:
 
 
 def _slots_written(state: EngineState, event: ev.SlotsWritten) -> None:
-    sequence = state.sequence(event.sequence_id)
+    _, sequence = state.find(event.sequence_id)
     block_size = _block_size(state)
     if not 0 <= event.start <= event.stop <= len(sequence.block_table) * block_size:
         raise FoldError(f"{event.sequence_id} holds no block for positions {event.start}:{event.stop}")
     if event.start == event.stop:
+        return
+    if event.stop - event.start == 1:  # a token that was generated: most writes
+        logical, slot = divmod(event.start, block_size)
+        state.written_slots[sequence.block_table[logical]] = slot + 1
+        sequence.num_written = event.stop
         return
     for logical in range(event.start // block_size, (event.stop - 1) // block_size + 1):
         block_id = sequence.block_table[logical]
@@ -435,14 +456,13 @@ def _prefix_lookup(state: EngineState, event: ev.PrefixLookup) -> None:
 
 
 def _tokens_generated(state: EngineState, event: ev.TokensGenerated) -> None:
-    sequence = state.sequence(event.sequence_id)
-    sequence.token_ids.extend(event.token_ids)
-    sequence.pieces.extend(event.pieces)
+    request, sequence = state.find(event.sequence_id)
+    sequence.token_ids += event.token_ids
+    sequence.pieces += event.pieces
     sequence.text += event.text
     if event.score is not None:
         sequence.score = event.score
     state.counters.generated_tokens += len(event.token_ids)
-    request = state.request(event.sequence_id.rpartition(".")[0])
     if request.first_token_ns is None:
         request.first_token_ns = state.time_ns
 

@@ -29,8 +29,8 @@ def _snake_case(class_name: str) -> str:
     return "".join("_" + c.lower() if c.isupper() else c for c in class_name).lstrip("_")
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_snake_case):
-    """Base of every fact."""
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_snake_case, gc=False):
+    """Base of every fact. Facts point at no facts: there is nothing for the collector to find, and many to look at."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ A far move is folded on a private state and shown at once, so nobody sees the pl
 """
 
 from kvscope.events.keyframe import Keyframe
-from kvscope.events.state import EngineState, apply_event, begin_batch
+from kvscope.events.state import EngineState, apply_batch, begin_batch
 from kvscope.transport.source import MAX_LOG_ENTRIES, LogEntry, View, tell
 from kvscope.transport.timetravel.keyframes import TRAIL_EVENTS, Keyframes
 from kvscope.transport.timetravel.track import Place, Track, TrackIndex
@@ -81,15 +81,13 @@ class Walker:
         seq = self.index.seqs[position]
         try:
             batch = self.index.batch(position)
+            if entries is None:
+                return apply_batch(state, batch)
             begin_batch(state, batch)
-            if entries is not None:
-                state, told = tell(state, seq, batch, 0, stop)
-                entries += told
-                return state
-            for event in batch.events:
-                state = apply_event(state, event)
+            state, told = tell(state, seq, batch, 0, stop)
         except Exception as error:
             raise UnfitBatchError(position, seq, error) from None
+        entries += told
         return state
 
     def start_of(self, position: int) -> int:
