@@ -47,7 +47,7 @@ def test_the_fast_decoder_says_what_the_careful_one_says(
     random, decided = Random(1), 0
     payloads = [encode_batch(batch_of(event)) for event in samples]
     payloads += [payload.replace(b"r1", b"r\x1b").replace(b"a", b"\x9b") for payload in payloads]
-    payloads += [payload.replace(b"r1", b"r\x1b") for payload in payloads]
+    payloads += [payload.replace(b"r1", b"r" + byte) for payload in payloads for byte in (b"\x1b", b"\x7f", b'"')]
     for payload in list(payloads):
         for _ in range(40):
             changed = bytearray(payload)

@@ -3,10 +3,10 @@
 For recordings, which hold hundreds of them. Unlike a snapshot on the wire, nobody else has to understand it.
 """
 
-from array import array
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from kvscope.events.codec import DecodeError, check_shape
 from kvscope.events.columns import Column, column_from_list, column_to_list
@@ -20,9 +20,9 @@ _decoder = msgspec.msgpack.Decoder(_Parts, dec_hook=column_from_list)
 def encode_checkpoint(state: EngineState) -> bytes:
     """The state, with a byte per block and list, or eight where a count is larger than that."""
     bare = msgspec.structs.replace(state, ref_counts=Column(), written_slots=Column())
-    lists = state.ref_counts, state.written_slots
-    typecode = "B" if all(max(values, default=0) < 256 and min(values, default=0) >= 0 for values in lists) else "q"
-    packed = [array(typecode, values).tobytes() for values in lists]
+    lists = state.ref_counts.numbers, state.written_slots.numbers
+    typecode = "B" if all(not values.size or 0 <= values.min() <= values.max() < 256 for values in lists) else "q"
+    packed = [values.astype(np.uint8 if typecode == "B" else np.int64).tobytes() for values in lists]
     return msgspec.msgpack.encode((typecode, *packed, bare), enc_hook=column_to_list)
 
 
@@ -40,7 +40,7 @@ def decode_checkpoint(data: bytes) -> EngineState:
 def _unpack(typecode: str, data: bytes) -> Column:
     if typecode not in ("B", "q"):
         raise ValueError("unknown typecode")
-    return Column(array(typecode, data))
+    return Column.of(np.frombuffer(data, np.uint8 if typecode == "B" else np.int64))
 
 
 def _is_printable(state: EngineState) -> bool:

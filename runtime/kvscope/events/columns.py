@@ -31,6 +31,15 @@ class Column(_Integers):
     def zeros(cls, length: int) -> Self:
         return cls(array("i", bytes(4 * length)))
 
+    @classmethod
+    def of(cls, numbers: NDArray[np.integer[Any]]) -> Self:
+        """A column of its own with these numbers. Raises OverflowError."""
+        if numbers.dtype.itemsize > 4 and numbers.size and not -(1 << 31) <= numbers.min() <= numbers.max() < 1 << 31:
+            raise OverflowError("a number does not fit into 32 bits")
+        column = cls.zeros(len(numbers))
+        column.numbers[:] = numbers
+        return column
+
     @property
     def numbers(self) -> NDArray[np.int32]:
         """The same memory; not to be kept, since a column cannot grow while it is lent."""

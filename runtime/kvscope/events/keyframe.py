@@ -35,7 +35,7 @@ class Keyframe:
             sequence.pieces = sequence.pieces[:num_pieces]
             return sequence
 
-        return _copy(self._bare, _unpack(self._ref_counts), _unpack(self._written_slots), cut)
+        return _copy(self._bare, Column.of(self._ref_counts), Column.of(self._written_slots), cut)
 
     @property
     def epoch(self) -> bytes:
@@ -53,12 +53,6 @@ def _pack(column: Column) -> NDArray[Any]:
     numbers = column.numbers
     small = not numbers.size or (numbers.min() >= 0 and numbers.max() < 256)
     return numbers.astype(np.uint8 if small else np.int32)
-
-
-def _unpack(packed: NDArray[Any]) -> Column:
-    column = Column.zeros(len(packed))
-    column.numbers[:] = packed
-    return column
 
 
 def _sequences(state: EngineState) -> list[SequenceState]:

@@ -3,6 +3,10 @@
 A far move is folded on a private state and shown at once, so nobody sees the places in between. Not thread-safe.
 """
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState, apply_batch, begin_batch
 from kvscope.transport.source import MAX_LOG_ENTRIES, LogEntry, View, tell
@@ -19,6 +23,18 @@ class UnfitBatchError(Exception):
     def __init__(self, position: int, seq: int, reason: Exception) -> None:
         super().__init__(f"batch {seq} does not fit: {' '.join(str(reason).split())}")
         self.position = position
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """What a walk makes by the ten thousand holds no cycles; looking for some would be half of a slow walk."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Walker:
@@ -57,8 +73,11 @@ class Walker:
 
     def go(self, place: Place) -> None:
         """Show the moment `place`. Raises UnfitBatchError when a batch on the way there cannot be folded."""
-        if place == self.place and self._is_whole:
-            return
+        if place != self.place or not self._is_whole:
+            with _without_collector():
+                self._go(place)
+
+    def _go(self, place: Place) -> None:
         log, log_start, told = self._log_to_keep(place)
         start, state = self._begin_at(told)
         entries: list[LogEntry] = []
