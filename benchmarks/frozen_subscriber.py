@@ -3,10 +3,12 @@
 
     python benchmarks/frozen_subscriber.py [--minutes 10] [--steps-per-second 100] [--seed 0]
 
-Two engines in one process, alike to the last request, make their steps in turns: a subscriber of the first one is
-stopped (SIGSTOP) all the time, the second one has nobody. So whatever else the machine does hits both. A step is
-scheduler, tables, pool and the hand-over of its batches, without a model, which would only dilute the difference.
-The hand-over is `publish` on the engine's thread; encoding happens on the publisher's.
+Two engines in one process, alike to the last request, make their steps in turns, 20 at a time: a subscriber of the
+first one is stopped (SIGSTOP) all the time, the second one has nobody. So whatever else the machine does hits both.
+A turn ends when the engine's publisher has sent everything: what its thread takes from the interpreter is taken from
+its own engine, never from the other one. A step is scheduler, tables, pool and the hand-over of its batches, without a
+model, which would only dilute the difference. The hand-over is `publish` on the engine's thread; encoding happens on
+the publisher's.
 """
 
 import argparse
@@ -30,7 +32,8 @@ from kvscope.transport.control import ControlServer
 from kvscope.transport.endpoints import directory_endpoints
 from kvscope.transport.publisher import Publisher
 
-WARM_UP_STEPS = 500
+WARM_UP_TURNS = 25
+STEPS_PER_TURN = 20
 
 
 class Measured:
@@ -40,6 +43,7 @@ class Measured:
         directory.mkdir()
         self.endpoints = directory_endpoints(directory)
         self.publisher = Publisher(self.endpoints.events)
+        self.num_batches = 0
         self.hand_overs_ns: list[int] = []
         self.steps_ns: list[int] = []
         self.engine = Engine(make_info(256), Instantly(), Words(), self, choose=lambda *_: Choice(7, 0.0))
@@ -50,6 +54,7 @@ class Measured:
         started = time.perf_counter_ns()
         is_taken = self.publisher.publish(batch)
         self.hand_overs_ns.append(time.perf_counter_ns() - started)
+        self.num_batches += 1
         return is_taken
 
     @property
@@ -59,10 +64,14 @@ class Measured:
     def take_dropped(self) -> int:
         return self.publisher.take_dropped()
 
-    def step(self) -> None:
-        started = time.perf_counter_ns()
-        self._load.step()
-        self.steps_ns.append(time.perf_counter_ns() - started)
+    def turn(self) -> None:
+        """Some steps, and the wait for the publisher, which is not counted."""
+        for _ in range(STEPS_PER_TURN):
+            started = time.perf_counter_ns()
+            self._load.step()
+            self.steps_ns.append(time.perf_counter_ns() - started)
+        while self.publisher.last_seq != self.num_batches - 1:
+            time.sleep(0.0005)
 
     def forget(self) -> None:
         self.hand_overs_ns.clear()
@@ -73,12 +82,12 @@ class Measured:
         self.publisher.close()
 
 
-def turns(minutes: float, steps_per_second: float) -> Iterator[int]:
+def turns(minutes: float, turns_per_second: float) -> Iterator[int]:
     """Numbers, at that pace."""
     started = time.monotonic()
     number = 0
     while (now := time.monotonic()) < started + 60 * minutes:
-        if (wait_s := started + number / steps_per_second - now) > 0:
+        if (wait_s := started + number / turns_per_second - now) > 0:
             time.sleep(wait_s)
         yield number
         number += 1
@@ -100,15 +109,15 @@ def main() -> int:
         log = Path(name) / "client.log"
         viewer = Child("lab_client.py", frozen.endpoints.events, frozen.endpoints.control, str(log), "")
         try:
-            for engine in (frozen, alone) * WARM_UP_STEPS:
-                engine.step()
+            for engine in (frozen, alone) * WARM_UP_TURNS:
+                engine.turn()
             wait_until(lambda: log.exists() and "LIVE" in log.read_text(), "a viewer that follows")
             viewer.send(signal.SIGSTOP)
             frozen.forget()
             alone.forget()
-            for number in turns(args.minutes, args.steps_per_second):
+            for number in turns(args.minutes, args.steps_per_second / STEPS_PER_TURN):
                 for engine in (frozen, alone) if number % 2 else (alone, frozen):
-                    engine.step()
+                    engine.turn()
         finally:
             viewer.kill()
             frozen.close()
