@@ -144,17 +144,27 @@ class Outcome(NamedTuple):
     has_skipped: bool = False  # was behind for other reasons than the fault, said so, and took a snapshot
 
 
+def wait_until_following(lab: Lab) -> None:
+    goal = lab.engine_log.newest()
+    wait_until(lambda: lab.has_caught_up(goal), "a viewer that follows")
+    lab.engine_log.read()  # what the engine did meanwhile, as while the viewer joined, is no part of the fault
+
+
+def not_converged(name: str, error: TimeoutError) -> Outcome:
+    print(f"{name}: {error}", file=sys.stderr, flush=True)
+    return Outcome(name, PATIENCE_S, 0)
+
+
 def run_fault(lab: Lab, name: str, chances: random.Random) -> Outcome:
     """One fault on a viewer that follows; what came of it."""
     try:
-        wait_until(lambda: lab.has_caught_up(lab.engine_log.newest()), "a viewer that follows")
+        wait_until_following(lab)
         first, num_skips = len(lab.engine_log.order), lab.client_log.num_skips
         KINDS[name].inject(lab, chances)
         ended_ns, goal = time.monotonic_ns(), lab.engine_log.newest()
         wait_until(lambda: lab.has_caught_up(goal), f"convergence after {name}")
     except TimeoutError as error:
-        print(f"{name}: {error}", file=sys.stderr, flush=True)
-        return Outcome(name, PATIENCE_S, 0)
+        return not_converged(name, error)
     converged_s = max(lab.client_log.status_at_ns - ended_ns, 0) / 1e9
     lost = 0
     has_skipped = KINDS[name].heals_by_replay and lab.client_log.num_skips > num_skips
@@ -257,12 +267,16 @@ class LinkLab(Lab):
 
 
 def cut_link(lab: LinkLab, namespace: Namespace, chances: random.Random) -> Outcome:
-    wait_until(lambda: lab.has_caught_up(lab.engine_log.newest()), "a viewer that follows")
-    namespace.set_link("down")
-    time.sleep(chances.uniform(0.1, 4))
-    namespace.set_link("up")
-    ended_ns, goal = time.monotonic_ns(), lab.engine_log.newest()
-    wait_until(lambda: lab.has_caught_up(goal), "convergence after link down")
+    """As `run_fault`, of the link."""
+    try:
+        wait_until_following(lab)
+        namespace.set_link("down")
+        time.sleep(chances.uniform(0.1, 4))
+        namespace.set_link("up")
+        ended_ns, goal = time.monotonic_ns(), lab.engine_log.newest()
+        wait_until(lambda: lab.has_caught_up(goal), f"convergence after {LINK_DOWN}")
+    except TimeoutError as error:
+        return not_converged(LINK_DOWN, error)
     return Outcome(LINK_DOWN, max(lab.client_log.status_at_ns - ended_ns, 0) / 1e9, 0)
 
 
