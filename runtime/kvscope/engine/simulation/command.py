@@ -87,10 +87,10 @@ def simulate(
             per_token_ns=round(settings.token_us * 1000),
             per_context_token_ns=round(settings.context_us * 1000),
         )
-        simulation = Simulation(trace, _info(settings, trace), sink, cost, settings.max_waiting)
-        started = time.perf_counter()
+        simulation = Simulation(trace, make_info(settings, trace), sink, cost, settings.max_waiting)
+        started, started_cpu = time.perf_counter(), time.process_time()
         interrupted = _run(simulation, recorder)
-        summary = summarize(simulation, time.perf_counter() - started)
+        summary = summarize(simulation, real_s=time.perf_counter() - started, cpu_s=time.process_time() - started_cpu)
     lines = [msgspec.json.encode(summary).decode()] if as_json else summary_lines(summary)
     sys.stdout.write("\n".join(lines) + "\n")
     if interrupted:
@@ -107,7 +107,8 @@ def _trace(settings: Settings) -> Trace:
     return trace
 
 
-def _info(settings: Settings, trace: Trace) -> EngineInfo:
+def make_info(settings: Settings, trace: Trace) -> EngineInfo:
+    """The engine that the settings describe."""
     return EngineInfo(
         name="simulation",
         model="simulation",

@@ -47,10 +47,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     mean_unwritten_share: float  # of the slots held at the time
     peak_unwritten_share: float
     real_s: float
+    cpu_s: float  # of this process, real as well
     findings: list[str]
 
 
-def summarize(simulation: Simulation, real_s: float) -> Summary:
+def summarize(simulation: Simulation, *, real_s: float, cpu_s: float) -> Summary:
     """Call it once the engine has stopped."""
     engine, meter, trace = simulation.engine, simulation.meter, simulation.trace
     counters, steps = engine.counters, engine.step_number or 1
@@ -93,6 +94,7 @@ def summarize(simulation: Simulation, real_s: float) -> Summary:
         mean_unwritten_share=meter.sum_unwritten_share / steps,
         peak_unwritten_share=meter.peak_unwritten_share,
         real_s=real_s,
+        cpu_s=cpu_s,
         findings=engine.check_integrity(),
     )
 
@@ -104,7 +106,8 @@ def summary_lines(summary: Summary) -> list[str]:
         f"trace       {make_printable(s.trace)}: {s.requests:,} requests",
         (
             f"simulated   {s.steps:,} steps, {s.sequence_steps:,} sequence steps, {s.events:,} events in "
-            f"{s.real_s:.1f} s ({_rate(s.sequence_steps, s.real_s):,.0f} sequence steps/s)"
+            f"{s.real_s:.1f} s ({_rate(s.sequence_steps, s.real_s):,.0f} sequence steps/s, "
+            f"{_rate(s.sequence_steps, s.cpu_s):,.0f} per second of CPU time)"
         ),
         (
             f"time        {s.duration_s:,.1f} s virtual: {s.requests_per_s:.2f} requests/s, "
