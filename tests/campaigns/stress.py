@@ -2,25 +2,31 @@
 """Runs the engine far short of memory and compares every request with transformers' `generate`; prints one table.
 
     python tests/campaigns/stress.py [--model smollm2-135m-instruct] [--requests 64] [--pool 0.3] [--max-tokens 20]
+                                     [--references FILE]
 
 The pool holds 30 % of what all requests need together. Half of them are submitted at once, then one more at every step
 (so that prefixes are found written), once per preemption mode; prompts share prefixes, requests have 1 to 4 candidates
 or 2 to 4 beams. Candidates must be the reference's tokens (float32, greedy); where its two best logits differ by less
 than 1e-4 either is right: a tie, counted, and the end of that comparison. Beams must have the reference's scores within
-1e-4; other tokens at those scores are a tie too. Exit code 1: a mismatch, or a mechanism that was never used.
+1e-4; other tokens at those scores are a tie too. A file can keep transformers' answers for the next run. Exit code 1:
+a mismatch, or a mechanism that was never used.
 """
 
 import argparse
+import json
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import EMBEDDED_MODEL, EngineConfig
 from kvscope.engine.model_hub import resolve_model
 from kvscope.engine.model_loader import LoadedModel, load_model
+from kvscope.engine.request import RequestStatus
 from kvscope.engine.sinks import AuditSink
 from kvscope.events import types as ev
 from kvscope.events.types import SamplingParams
@@ -28,6 +34,7 @@ from kvscope.kernels.backend import get_backend
 
 TIE = 1e-4
 BLOCK_SIZE = 4
+STEPS_PER_REPORT = 50
 OPENINGS = ["The king and his men came to the city, and", "To be, or not to be, that is", "My lord, I would", "O"]
 ENDINGS = ["", " the night", " a good man", " the war and the peace", " what say you", " two of us", " love"]
 
@@ -148,6 +155,9 @@ def run_mode(loaded: LoadedModel, jobs: list[Job], references: list[Reference], 
             engine.step()
     while engine.has_work():
         engine.step()
+        if engine.step_number % STEPS_PER_REPORT == 0:
+            num_done = sum(request.status is RequestStatus.FINISHED for request in requests)
+            report(f"{mode}: step {engine.step_number}, {num_done} of {len(requests)} requests finished")
     problems = [*sink.auditor.findings, *engine.check_integrity()]
     if problems:
         raise SystemExit(f"{mode}: {problems[0]}")
@@ -167,11 +177,32 @@ def run_mode(loaded: LoadedModel, jobs: list[Job], references: list[Reference], 
     )
 
 
-def stress(loaded: LoadedModel, num_requests: int, max_tokens: int, pool: float) -> list[Row]:
+def report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def find_references(loaded: LoadedModel, jobs: list[Job], path: Path | None) -> list[Reference]:
+    """transformers' answers, those of an earlier run read from the file; it knows them by all they depend on."""
+    known: dict[str, Reference] = {}
+    if path is not None and path.is_file():
+        known = {key: Reference(*fields) for key, fields in json.loads(path.read_text()).items()}
+    keys = [f"{loaded.name} {transformers.__version__} {job.prompt!r} {job.params}" for job in jobs]
+    model = AutoModelForCausalLM.from_pretrained(resolve_model(loaded.name), dtype=torch.float32).eval()
+    for number, (key, job) in enumerate(zip(keys, jobs, strict=True), 1):
+        if key not in known:
+            known[key] = reference(model, loaded, job)
+            report(f"transformers: {number} of {len(jobs)} requests")
+    if path is not None:
+        path.write_text(json.dumps(known))
+    return [known[key] for key in keys]
+
+
+def stress(
+    loaded: LoadedModel, num_requests: int, max_tokens: int, pool: float, references_path: Path | None = None
+) -> list[Row]:
     """One row per preemption mode; both are compared with the same references."""
     jobs = make_jobs(num_requests, max_tokens)
-    model = AutoModelForCausalLM.from_pretrained(resolve_model(loaded.name), dtype=torch.float32).eval()
-    references = [reference(model, loaded, job) for job in jobs]
+    references = find_references(loaded, jobs, references_path)
     return [run_mode(loaded, jobs, references, mode, pool) for mode in ("recompute", "swap")]
 
 
@@ -181,9 +212,10 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--pool", type=float, default=0.3, help="of the blocks that all requests need at once")
     parser.add_argument("--max-tokens", type=int, default=20)
+    parser.add_argument("--references", type=Path, help="a file that keeps what transformers answered")
     args = parser.parse_args()
     loaded = load_model(EngineConfig(model=args.model, dtype="float32"), get_backend("torch"))
-    rows = stress(loaded, args.requests, args.max_tokens, args.pool)
+    rows = stress(loaded, args.requests, args.max_tokens, args.pool, args.references)
     print("".join(f"{name:>12}" for name in Row._fields))
     for row in rows:
         print("".join(f"{value:>12}" for value in row))
