@@ -133,16 +133,18 @@ class BlockPool:
         cached = block_ids[: len(rest) - 1 : -1]
         freed = cached.copy()
         for block_id in rest:
-            if states[block_id] < HOLDER:
+            state = states[block_id]
+            if state < HOLDER:
                 raise ValueError(f"P{block_id} is free already")
-            if states[block_id] > CACHED + HOLDER:
-                states[block_id] -= HOLDER
+            if state > CACHED + HOLDER:
+                states[block_id] = state - HOLDER
                 continue
             freed.append(block_id)
-            if self._cached.append([block_id], states, CACHED + HOLDER, CACHED):
+            if state == HOLDER:
                 states[block_id] = FREE
                 self._free.extend([block_id])
             else:
+                self._cached.append([block_id], states, state, CACHED)
                 cached.append(block_id)
         return Released(freed[::-1], cached[::-1])
 
