@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from contextlib import asynccontextmanager
 
 import pyte
@@ -12,8 +13,9 @@ from textual._context import visible_screen_stack
 from textual.messages import TerminalSupportsSynchronizedOutput
 
 from kvscope.dashboard import terminal_driver
-from kvscope.dashboard.canvas import Canvas, color_system
+from kvscope.dashboard.canvas import Canvas, colors_of
 from kvscope.dashboard.terminal_driver import MAX_ON_THE_WAY, QUESTION, TerminalDriver
+from kvscope.dashboard.themed import Look
 
 KEYS = ("question_mark", "escape", "ctrl+p", "1", "2", "5", "7", "plus", "j")
 
@@ -28,6 +30,7 @@ class Line(TerminalDriver):
         self._stream = pyte.Stream(self.terminal)
         self.is_busy = False
         self.written: list[str] = []
+        self.sent = ""
         self.num_frames = self.num_at_once = 0
 
     def write(self, data: str) -> None:
@@ -41,6 +44,7 @@ class Line(TerminalDriver):
     def deliver(self) -> None:
         for data in self.written:
             self.num_frames += data != QUESTION
+            self.sent += data
             self._stream.feed(data.replace(QUESTION, ""))
             self._take()
         self.written.clear()
@@ -56,7 +60,7 @@ def rows(terminal: pyte.Screen) -> list[list[object]]:
 def believed(app) -> list[list[object]]:
     """What Textual holds to be on the screen, drawn on a fresh terminal."""
     visible_screen_stack.set(app._background_screens)
-    canvas, terminal = Canvas(color_system(app.console.color_system)), pyte.Screen(*app.size)
+    canvas, terminal = Canvas(colors_of(app.console.color_system)), pyte.Screen(*app.size)
     canvas.resize(*app.size)
     for y, strip in enumerate(app.screen._compositor.render_strips()):
         canvas.paint(0, y, strip)
@@ -65,10 +69,10 @@ def believed(app) -> list[list[object]]:
 
 
 @asynccontextmanager
-async def on_a_line(monkeypatch, source, size=(80, 24)):
+async def on_a_line(monkeypatch, source, size=(80, 24), **options):
     """The dashboard, which draws on a terminal in memory."""
     monkeypatch.setattr("textual.drivers.linux_driver.signal.signal", lambda *_: None)
-    async with running(source, size) as (app, pilot):
+    async with running(source, size, **options) as (app, pilot):
         headless, line = app._driver, Line(app, size)
         app._driver = line
         app.screen.refresh()
@@ -167,3 +171,22 @@ async def test_at_most_so_many_frames_unless_a_key_is_pressed(monkeypatch):
         assert line.num_frames - before <= 1
         await pilot.press("question_mark")
         await until(pilot, lambda: line.rows() == believed(app), "help at once", timeout_s=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [("standard", r"3\d|4\d|9\d|10\d"), ("256", r"[34]8;5;\d+"), ("truecolor", r"[34]8;2;\d+;\d+;\d+")],
+)
+async def test_the_colours_asked_for_are_the_ones_sent(monkeypatch, name, codes):
+    async with on_a_line(monkeypatch, live(), look=Look(color_system=name)) as (_, pilot, line):
+        await until(pilot, lambda: line.sent, "the first picture")
+        for parameters in re.findall(r"\x1b\[([0-9;]+)m", line.sent):
+            assert re.fullmatch(rf"(({codes}|[0-9]|2[2-9])(;|$))+", parameters), parameters
+
+
+async def test_a_key_sends_everything_again(monkeypatch):
+    async with on_a_line(monkeypatch, live()) as (app, pilot, line):
+        await until(pilot, lambda: line.rows() == believed(app), "the first picture")
+        line.terminal.reset()
+        await pilot.press("ctrl+l")
+        await until(pilot, lambda: line.rows() == believed(app), "the picture again")

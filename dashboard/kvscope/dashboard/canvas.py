@@ -203,6 +203,6 @@ def _groups(sgr: str) -> dict[str, str]:
     return found
 
 
-def color_system(name: str | None) -> ColorSystem:
-    """The colours that a console of Rich's has by its name of them; filters see to there being none."""
+def colors_of(name: str | None) -> ColorSystem:
+    """A colour system by Rich's name of it; where there are no colours, filters have seen to that."""
     return {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT}.get(name or "", ColorSystem.TRUECOLOR)

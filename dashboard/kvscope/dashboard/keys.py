@@ -93,6 +93,7 @@ KEYS = (
     Key("y", "copy", "copy", "Copy what the focused pane shows to the clipboard", footer=False),
     Key("R", "record", "record", "Record the engine into a file here, from now on; again ends it", "tap", footer=False),
     Key("s", "save_picture", "svg", "Save an SVG picture of the screen in the current directory"),
+    Key("ctrl+l", "redraw", "redraw", "Redraw the whole screen", footer=False),
     Key("question_mark,f1", "help", "help", "This list of keys"),
     Key("q", "quit", "quit", "Leave"),
     Key("ctrl+q,ctrl+c", "quit", "quit anywhere", "Leave, also while writing", footer=False, priority=True),

@@ -37,7 +37,7 @@ def open_dashboard(
     settings = load_settings()
     color_system = COLOR_SYSTEMS[flags.colors or settings.colors]
     if color_system != "auto":
-        os.environ["TEXTUAL_COLOR_SYSTEM"] = color_system  # read once, when Textual is imported
+        os.environ["TEXTUAL_COLOR_SYSTEM"] = color_system  # what Textual's widgets go by
     from kvscope.dashboard.app import DashboardApp
     from kvscope.dashboard.lesson import LessonApp
     from kvscope.dashboard.themed import Look
@@ -52,6 +52,7 @@ def open_dashboard(
             keymap=settings.keys,
             prompts=history_path() if settings.remember_prompts else None,
             notices=settings.notices,
+            color_system=color_system,
         ),
         scripted_prompts=scripted_prompts,
         fps=frames_per_second(settings),

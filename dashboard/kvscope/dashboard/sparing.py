@@ -14,7 +14,7 @@ from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 
-from kvscope.dashboard.canvas import Canvas, color_system
+from kvscope.dashboard.canvas import Canvas, colors_of
 from kvscope.dashboard.terminal_driver import TerminalDriver
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class SparingApp(App[None]):
 
     max_frames_per_second: int | None = None
 
-    def __init__(self, *, ansi_color: bool | None = None) -> None:
+    def __init__(self, *, ansi_color: bool | None = None, color_system: str = "auto") -> None:
         super().__init__(ansi_color=ansi_color)
-        self._canvas = Canvas(color_system(self.console.color_system))
+        self._canvas = Canvas(colors_of(self.console.color_system if color_system == "auto" else color_system))
         self._num_starts = 0
         self._cursor_sent: tuple[int, int] | None = None
         self._next_frame_s = self._hurry_until_s = 0.0
@@ -61,6 +61,11 @@ class SparingApp(App[None]):
         elif isinstance(event, events.Key | events.Paste | events.MouseDown):
             self._hurry_until_s = time.monotonic() + HURRY_S
         await super().on_event(event)
+
+    def action_redraw(self) -> None:
+        """Send everything again: what another program has written over cells that do not change would stay."""
+        self._canvas.forget()
+        self.screen.refresh()
 
     def when_there_is_room(self, callback: Callable[[], None]) -> None:
         """Call back when another picture makes sense: the line is free, or nobody knows."""

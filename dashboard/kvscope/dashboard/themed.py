@@ -17,6 +17,7 @@ class Look(NamedTuple):
     keymap: Mapping[str, str] = {}
     prompts: Path | None = None
     notices: tuple[str, ...] = ()
+    color_system: str = "auto"  # as Rich calls them; auto: what the terminal says
 
 
 class ThemedApp(SparingApp):
@@ -26,7 +27,7 @@ class ThemedApp(SparingApp):
         self.recolour = Recolour()
         self._look = look if look is not None else Look()
         # Without colours the terminal's own are the ones to leave alone: then none are sent, not even greys.
-        super().__init__(ansi_color=True if no_color else None)
+        super().__init__(ansi_color=True if no_color else None, color_system=self._look.color_system)
         for theme in palettes.make_themes(self._look.palette):
             self.register_theme(theme)
         wanted = palettes.ANSI_THEME if no_color else self._look.theme
