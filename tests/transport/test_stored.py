@@ -10,10 +10,12 @@ from kvscope.events.codec import DecodeError, encode_batch, encode_state
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState, apply_batch
 from kvscope.events.types import Batch
-from kvscope.transport.recording import Recorder, ReplaySource, open_recording, read_recording
+from kvscope.transport.recording import Recorder, RecordingError, ReplaySource, open_recording, read_recording
+from kvscope.transport.recording import opening as opening_module
 from kvscope.transport.recording import recorder as recorder_module
 from kvscope.transport.recording.bookmarks import Bookmark, latest
 from kvscope.transport.recording.deltas import DeltaPacker, parse_packed, unpack
+from kvscope.transport.recording.scanning import scan_recording
 from kvscope.transport.recording.stored import StoredRecording
 from kvscope.transport.source import LogEntry
 from kvscope.transport.timetravel import Place
@@ -122,6 +124,47 @@ def test_played_fast_every_picture_is_exact(recorded: Path, read, lab, monkeypat
     assert 1 < len(shown) < len(states) / 2
     assert all(state == states[seq + 1] for seq, state in shown)
     assert encode_state(source.view.state) == states[-1]
+
+
+def test_a_torn_one_is_scanned_and_says_what_the_reader_says(recorded: Path, tmp_path: Path) -> None:
+    """Cut anywhere, with bytes changed, and with something behind its end: never another batch."""
+    data, random, opened = recorded.read_bytes(), Random(5), 0
+    damaged = [data[:size] for size in random.sample(range(len(data)), 40)]
+    damaged += [
+        data[:place] + bytes([data[place] ^ (1 << random.randrange(8))]) + data[place + 1 :]
+        for place in random.sample(range(len(data)), 30)
+    ]
+    for content in (*damaged, data, data + b"more"):
+        path = tmp_path / "torn.mcap"
+        path.write_bytes(content)
+        try:
+            whole = read_recording(path)
+        except RecordingError:
+            with pytest.raises(ValueError, match=r"."):
+                scan_recording(path)
+            continue
+        stored = scan_recording(path)
+        opened += 1
+        assert list(stored.batches) == whole.batches
+        assert (stored.missing, stored.has_hole) == (whole.missing, whole.has_hole)
+        stored.close()
+    assert opened > 50
+
+
+def test_a_scanned_one_goes_back_by_its_checkpoints(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded.write_bytes(recorded.read_bytes()[: recorded.stat().st_size // 2])
+    states = states_of(read_recording(recorded).batches)
+    monkeypatch.setattr(opening_module, "MAX_READ_BYTES", 1000)
+    told: list[tuple[str, int, int]] = []
+    stored = open_recording(recorded, lambda *progress: told.append(progress))
+    assert isinstance(stored, StoredRecording)
+    assert stored.missing is not None
+    assert told[-1][0] == "run.mcap"
+    assert 0 < told[0][1] < told[-1][1] <= told[-1][2] == recorded.stat().st_size
+    positions = stored.columns.checkpoints
+    assert len(positions) > 16
+    for number, position in enumerate(positions):
+        assert encode_state(stored.checkpoint(number)) == states[position]
 
 
 def test_the_index_knows_what_a_survey_finds(recorded: Path) -> None:

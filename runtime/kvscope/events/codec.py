@@ -22,6 +22,7 @@ MAX_EVENTS_PER_BATCH = 100_000
 # Values in one payload, nested ones too: a byte on the wire can become 72 in memory (an empty map).
 MAX_BATCH_NODES = 4_000_000
 MAX_STATE_NODES = 16_000_000
+_HEADER_BYTES = 512  # what comes before the events of a batch is a tenth of it
 
 EVENT_CLASSES: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in Event.__subclasses__()}
 
@@ -77,6 +78,21 @@ def peek_epoch(payload: bytes) -> bytes:
     if num_elements < 5 or not isinstance(epoch, bytes):
         raise DecodeError("not an event batch: expected [epoch, step, phase, time_ns, events]")
     return epoch
+
+
+def peek_header(payload: bytes) -> tuple[int, int, int]:
+    """Step, time and number of events of a batch, without decoding them. Raises DecodeError."""
+    unpacker = msgpack.Unpacker(max_buffer_size=_HEADER_BYTES)
+    unpacker.feed(payload[:_HEADER_BYTES])
+    try:
+        num_elements = unpacker.read_array_header()
+        _, step, _, time_ns = (unpacker.unpack() for _ in range(4))
+        num_events = unpacker.read_array_header()
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise DecodeError(f"not an event batch: {make_printable(str(error) or type(error).__name__)}") from None
+    if num_elements < 5 or not all(isinstance(number, int) and 0 <= number < 1 << 62 for number in (step, time_ns)):
+        raise DecodeError("not an event batch: expected [epoch, step, phase, time_ns, events]")
+    return step, time_ns, num_events
 
 
 def encode_state(state: EngineState) -> bytes:

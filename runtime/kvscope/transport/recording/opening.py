@@ -1,5 +1,6 @@
 """Opens a recording for looking around in it, by its index if that can be trusted."""
 
+import contextlib
 import os
 import zlib
 from io import BytesIO
@@ -13,24 +14,30 @@ from mcap.stream_reader import StreamReader
 from kvscope.transport.recording.columns import MAX_PART_BYTES, BatchColumns
 from kvscope.transport.recording.format import BOOKMARK_CHANNEL, EVENTS_CHANNEL, INDEX_NAME, PROFILE, RecordingError
 from kvscope.transport.recording.reader import Progress, Recording, no_progress, read_recording
+from kvscope.transport.recording.scanning import scan_recording
 from kvscope.transport.recording.stored import Layout, StoredRecording
 
+MAX_READ_BYTES = 4 << 20  # as much is read in a second
 MAX_SUMMARY_BYTES = 256 << 20
 _FOOTER_BYTES, _MAGIC_BYTES, _DATA_END_BYTES = 29, 8, 13
 _BLOCK = 1 << 20
 
 
 def open_recording(path: Path | str, progress: Progress = no_progress) -> StoredRecording | Recording:
-    """The recording on disk, if it has an index; else all of it, read into memory.
+    """The recording on disk, by its index or after a look at every chunk; a small one without an index in memory.
 
     Raises:
         RecordingError: no such file, not a recording of ours, or nothing in it that can be read.
     """
     path = Path(path)
-    try:
+    # Whatever is wrong with the index, the batches may still be there; what cannot be scanned either is refused by the
+    # reader, in words.
+    with contextlib.suppress(Exception):
         return _open_by_index(path)
-    except Exception:  # whatever is wrong with the index, the batches may still be there: the reader says what is not
-        return read_recording(path, progress)
+    with contextlib.suppress(Exception):
+        if path.stat().st_size > MAX_READ_BYTES:
+            return scan_recording(path, progress)
+    return read_recording(path, progress)
 
 
 def _open_by_index(path: Path) -> StoredRecording:

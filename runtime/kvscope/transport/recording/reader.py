@@ -55,7 +55,7 @@ class Recording:
         return self.batches[-1][0] if self.batches else self.initial_seq
 
 
-class _HoleError(RecordingError):
+class HoleError(RecordingError):
     """A batch that must come next is not there, but a later one is."""
 
 
@@ -83,7 +83,7 @@ def read_recording(path: Path | str, progress: Progress = no_progress) -> Record
 
 
 def _read(path: Path, shown: str, file: BinaryIO, progress: Callable[[], None]) -> Recording:
-    parser = _Parser(Recording(path))
+    parser = Parser(Recording(path))
     try:
         for record in StreamReader(
             file, emit_chunks=True, validate_crcs=True, record_size_limit=MAX_CHUNK_BYTES
@@ -91,8 +91,7 @@ def _read(path: Path, shown: str, file: BinaryIO, progress: Callable[[], None]) 
             parser.take(record)
             progress()
         end = file.tell()
-        if rest := file.seek(0, os.SEEK_END) - end:
-            parser.recording.missing = f"is whole, but {rest:,} bytes after its end are not read: another recording?"
+        parser.recording.missing = describe_rest(file.seek(0, os.SEEK_END) - end)
     except OSError:
         raise
     except Exception as error:
@@ -101,17 +100,22 @@ def _read(path: Path, shown: str, file: BinaryIO, progress: Callable[[], None]) 
         if not parser.is_ours:
             raise RecordingError(f"{shown} is an MCAP file, but not a kvscope recording") from None
         parser.recording.missing = parser.describe_end(error)
-        parser.recording.has_hole = isinstance(error, _HoleError)
+        parser.recording.has_hole = isinstance(error, HoleError)
     return parser.recording
 
 
-class _Parser:
+def describe_rest(num_bytes: int) -> str | None:
+    """What it means that so many bytes come after the end."""
+    return f"is whole, but {num_bytes:,} bytes after its end are not read: another recording?" if num_bytes else None
+
+
+class Parser:
     """Turns MCAP records into a recording; raises whatever is wrong with one."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.has_header = self.is_ours = self._has_data_end = False
-        self._topics: dict[int, str] = {}
+        self.topics: dict[int, str] = {}
 
     def take(self, record: McapRecord) -> None:
         if isinstance(record, Header):
@@ -128,33 +132,42 @@ class _Parser:
 
     def _take_inner(self, record: McapRecord) -> None:
         if isinstance(record, Channel):
-            self._topics[record.id] = record.topic
+            self.topics[record.id] = record.topic
         elif isinstance(record, Message):
-            topic = self._topics[record.channel_id]
+            topic = self.topics[record.channel_id]
             if topic == EVENTS_CHANNEL:
-                self._take_batch(self._unwrap(record.sequence), record.data)
+                self.take_batch(self._unwrap(record.sequence), record.data)
             elif topic == KEYFRAME_CHANNEL:
-                self._take_keyframe(self._unwrap(record.sequence), record.data)
-            elif topic == BOOKMARK_CHANNEL and (bookmark := decode_bookmark(record.data)) is not None:
-                self.recording.bookmarks.append(bookmark)
+                self.take_keyframe(self._unwrap(record.sequence), record.data)
+            else:
+                self.take_other(topic, record)
+
+    @property
+    def last_seq(self) -> int | None:
+        """Of the last batch that was taken, or of the state before the first."""
+        return self.recording.last_seq
 
     def _unwrap(self, sequence: int) -> int:
         """The 64-bit number, given that numbers only grow."""
-        last = self.recording.last_seq
+        last = self.last_seq
         return sequence if last is None else last + (sequence - last) % SEQUENCE_MODULUS
 
-    def _take_batch(self, seq: int, data: bytes) -> None:
-        last = self.recording.last_seq
+    def check_next(self, seq: int) -> None:
+        """Raises HoleError unless this batch comes next."""
+        last = self.last_seq
         expected = 0 if last is None else last + 1
         if seq != expected:
-            raise _HoleError(f"batches {expected} to {seq - 1} are not in it")
+            raise HoleError(f"batches {expected} to {seq - 1} are not in it")
+
+    def take_batch(self, seq: int, data: bytes) -> None:
+        self.check_next(seq)
         batch, num_refused = decode_batch(data, printable=True)
         self.recording.batches.append((seq, batch))
         self.recording.num_refused_events += num_refused
 
-    def _take_keyframe(self, seq: int, data: bytes) -> None:
+    def take_keyframe(self, seq: int, data: bytes) -> None:
         state = decode_state(data, printable=True)
-        if self.recording.last_seq is None:
+        if self.last_seq is None:
             self.recording.initial_state, self.recording.initial_seq = state, seq
             return
         batch = Batch(
@@ -166,11 +179,15 @@ class _Parser:
         )
         self.recording.batches.append((seq, batch))
 
+    def take_other(self, topic: str, message: Message) -> None:
+        if topic == BOOKMARK_CHANNEL and (bookmark := decode_bookmark(message.data)) is not None:
+            self.recording.bookmarks.append(bookmark)
+
     def describe_end(self, error: Exception) -> str:
         reason = make_printable(" ".join(str(error).split())) or type(error).__name__
         if self._has_data_end:
             return f"every batch is there, the index at the end is damaged ({reason})"
-        last = self.recording.last_seq
+        last = self.last_seq
         return f"ends abruptly{'' if last is None else f' after batch {last}'} ({reason})"
 
 
