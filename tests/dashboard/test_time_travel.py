@@ -72,6 +72,12 @@ def test_on_one_line_the_rare_marks_take_the_bars_place():
     assert text[drawing.first_cell] == "┃"
 
 
+def test_on_one_line_a_bookmarks_note_stands_beside_a_shorter_timeline():
+    (line,) = draw_playback(MOMENT._replace(note="n" * 99), USAGE, UNICODE, 80, 0).lines
+    assert line.text.endswith(f" ⚑ {'n' * 23}… 1× ")
+    assert line.cell_length == 80
+
+
 def test_what_was_not_surveyed_is_not_drawn_as_empty():
     half = USAGE._replace(held=USAGE.held[:4], kinds=USAGE.kinds[:4])
     assert lines(draw_playback(MOMENT, half, UNICODE, 18, 1))[1][7:17] == "·▁▁▂┃╌╌╌╌╌"

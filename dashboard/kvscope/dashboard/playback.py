@@ -14,7 +14,7 @@ from kvscope.transport.timetravel import Player
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0, 1000.0)
 LABEL_WIDTH = 7
-MIN_BAR_WIDTH = 8
+MIN_BAR_WIDTH, NOTE_WIDTH = 8, 24
 KEYS_HINT = "space play  n b batch  N B step  e E event  ] [ notable  t go to "
 
 
@@ -162,7 +162,9 @@ def _draw_brief(
     moment: Moment, usage: Usage, glyphs: Glyphs, width: int, fold: Callable[[Usage, int], list[Column]]
 ) -> TimelineDrawing:
     left: list[Part] = [_state_part(moment, glyphs, brief=True), (f" {_count(moment)} ", theme.STRONG)]
-    right: list[Part] = [(f" {moment.speed:g}{glyphs.times} ", theme.STRONG)]
+    note = moment.note if len(moment.note) <= NOTE_WIDTH else moment.note[: NOTE_WIDTH - 1] + glyphs.ellipsis
+    right: list[Part] = [(f" {glyphs.bookmark} {note}", theme.STRONG)] if note else []
+    right.append((f" {moment.speed:g}{glyphs.times} ", theme.STRONG))
     room = max(width - measure(left) - measure(right), MIN_BAR_WIDTH)
     cells, head = fold(usage, room), head_cell(moment, room)
     bar = _bar_parts(cells, head, usage.num_blocks, glyphs, row=0, height=1)
