@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvscope.kernels.backend import get_backend
 from kvscope.kernels.batch import PagedBatch
+from kvscope.kernels.huge_pages import huge_zeros
 
 NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
 BATCH_SIZES, CONTEXT_LENGTH = (1, 16), 1024
@@ -30,7 +31,8 @@ def competitors(batch_size: int, dtype: torch.dtype) -> Competitors:
     """The same random step for each: one query per sequence, its blocks shuffled over a pool twice as large."""
     blocks_per_sequence = CONTEXT_LENGTH // BLOCK_SIZE
     num_blocks = 2 * batch_size * blocks_per_sequence
-    keys, values = torch.randn(2, num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_SIZE).to(dtype)
+    shape = (num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_SIZE)
+    keys, values = (huge_zeros(shape, dtype).normal_() for _ in range(2))  # in such memory as the engine's
     tables = torch.randperm(num_blocks)[: num_blocks // 2].view(batch_size, blocks_per_sequence)
     query = torch.randn(batch_size, NUM_QUERY_HEADS, HEAD_SIZE).to(dtype)
     grouped = query.view(batch_size, NUM_KV_HEADS, -1, HEAD_SIZE)  # the query heads of a KV head as rows
@@ -67,15 +69,15 @@ def check(functions: Competitors, dtype: torch.dtype) -> None:
         assert error < TOLERANCE[dtype], f"{name}: relative error {error:.1e} in {dtype}"
 
 
-def medians(functions: Competitors) -> dict[str, float]:
+def medians(functions: Competitors, clock: Callable[[], float] = perf_counter) -> dict[str, float]:
     """Milliseconds per call, the competitors taking turns."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(NUM_WARMUPS + NUM_REPEATS):
         for name, function in functions.items():
-            started = perf_counter()
+            started = clock()
             function()
             if repeat >= NUM_WARMUPS:
-                times[name].append(1e3 * (perf_counter() - started))
+                times[name].append(1e3 * (clock() - started))
     return {name: median(measured) for name, measured in times.items()}
 
 

@@ -1,122 +1,269 @@
-"""Tokens per second of the engine against transformers, same weights, prompts, machine and run.
+"""The engine on a CPU against its peers: same weights, prompts, dtype, threads and run. Prints one table with goals.
 
-    python benchmarks/throughput.py MODEL [--batch 1 8 16] [--prompt-tokens 128] [--new-tokens 64] [--rounds 5]
+    python benchmarks/throughput.py [--only batch1 batch16 mixed attention context events] [--rounds 5]
+                                    [--dtype bfloat16] [--llama-python PATH] [--peers kvscope generate]
+                                    [--new-tokens 64] [--clock cpu]
 
-Rounds are interleaved (ours, generate, generate_batch, ours, ...); the table gives medians, and ratios of medians.
-Every peer decodes greedily and ignores the end of sequence. `generate` is one static batch without padding, since all
-prompts have the same length; `generate_batch` is transformers' own continuous batching over paged KV.
+Competitors take turns, round by round, and the table has medians. Each part takes one to three minutes on two quiet
+cores; `mixed` and slow peers take longer, hence `--only` and `--peers`. What llama.cpp needs: `llama_cpp_peer.py`.
+On a machine that others use too, `--clock cpu` counts seconds of CPU instead of the clock's; it leaves out `mixed`,
+where waiting is part of the matter, and best goes with OMP_NUM_THREADS=1.
+
+    batch1, batch16   prompts of 128 tokens, 64 new ones each, end to end, in tokens/s
+    mixed             32 requests, prompts of 16 to 256, outputs of 16 to 128 tokens, arriving over 8 s, in tokens/s
+    attention         one layer's decode, batch 16 x 1,024: in place, contiguous SDPA, gather + SDPA, in ms
+    context           a whole step of 16 sequences at 1,024 positions of context each, and at 64, in ms
+    events            steps of 16 sequences with a publisher and without, in ms
 """
 
 import argparse
+import contextlib
 import os
-import statistics
+import random
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch, for every peer: see wait_for_threads_asleep
 
+import cpu_attention
+import psutil
 import torch
+from throughput_peers import MAX_BATCH, Generate, GenerateBatch, Job, Kvscope, LlamaCpp
+from transformers import AutoModelForCausalLM
 
-from kvscope.engine.build import build_engine, prepare
+from kvscope.engine.block_tables import Extent
+from kvscope.engine.build import build_engine, choose_backend, prepare
 from kvscope.engine.config import EngineConfig
+from kvscope.engine.model_hub import resolve_model
 from kvscope.engine.model_loader import LoadedModel, load_model
-from kvscope.engine.sinks import AuditSink
+from kvscope.engine.model_runner import ModelRunner
+from kvscope.engine.request import Sequence as SequenceOfRequest
 from kvscope.events.types import SamplingParams
-from kvscope.kernels.backend import get_backend
-from kvscope.transport.publisher import NullPublisher
+from kvscope.transport.publisher import NullPublisher, Publisher
 
-PEERS = ("kvscope", "kvscope, no events", "generate", "generate_batch")
+PARTS = ("batch1", "batch16", "mixed", "attention", "context", "events")
+PEERS = ("kvscope", "generate", "generate_batch", "llama.cpp")
+SECONDS_OF_ARRIVALS = 8.0
 
 
-def prompts(batch: int, length: int, vocabulary: int) -> list[list[int]]:
-    """Different prompts of one length, the same in every run."""
+class Row(NamedTuple):
+    """One comparison: figures of ours and of the peer, and a ratio that should be `at_least` or `at_most` the goal."""
+
+    part: str
+    peer: str
+    ours: str
+    theirs: str
+    ratio: float
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __str__(self) -> str:
+        goal, met = "", ""
+        if self.at_least is not None:
+            goal, met = f">= {self.at_least:g}", "yes" if self.ratio >= self.at_least else "no"
+        elif self.at_most is not None:
+            goal, met = f"<= {self.at_most:g}", "yes" if self.ratio <= self.at_most else "no"
+        return f"{self.part:<10} {self.peer:<22} {self.ours:>11} {self.theirs:>11} {self.ratio:>7.2f}  {goal:<8} {met}"
+
+
+GOALS = {
+    "batch1": {"generate": 1.4, "generate_batch": None, "llama.cpp": None},
+    "batch16": {"generate": 1.5, "generate_batch": 4.0, "llama.cpp": 1.3},
+    "mixed": {"generate": 2.0, "generate_batch": 4.0},
+}
+
+
+def uniform_jobs(batch: int, vocabulary: int, new_tokens: int = 64) -> list[Job]:
+    """Different prompts of one length, the same in every run, all there at the start."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(10, vocabulary - 10, (batch, length), generator=generator).tolist()
+    prompts = torch.randint(10, vocabulary - 10, (batch, 128), generator=generator).tolist()
+    return [Job(0.0, prompt, new_tokens) for prompt in prompts]
 
 
-def run_kvscope(loaded: LoadedModel, tokens: list[list[int]], new_tokens: int, *, events: bool) -> None:
-    num_blocks = len(tokens) * (-(-(len(tokens[0]) + new_tokens) // 16) + 1)
-    config = EngineConfig(num_gpu_blocks_override=num_blocks, enable_prefix_caching=False, max_num_batched_tokens=4096)
-    sink = AuditSink() if events else NullPublisher()
+def mixed_jobs(vocabulary: int) -> list[Job]:
+    """Requests of all sizes, evenly spread over the first seconds."""
+    draw = random.Random(1)
+    return [
+        Job(
+            number * SECONDS_OF_ARRIVALS / 32,
+            [draw.randrange(10, vocabulary - 10) for _ in range(draw.randint(16, 256))],
+            draw.randint(16, 128),
+        )
+        for number in range(32)
+    ]
+
+
+def timed(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> tuple[float, Any]:
+    started = clock()
+    result = work()
+    return clock() - started, result
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children, running ones included, in all threads."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+
+
+CLOCKS = {"wall": time.perf_counter, "cpu": cpu_seconds}
+
+
+def throughput(
+    part: str, peers: dict[str, Any], jobs: Sequence[Job], rounds: int, clock: Callable[[], float]
+) -> Iterator[Row]:
+    """Tokens per second of all peers, end to end, and how many of their sequences are those of `generate`."""
+    seconds: dict[str, list[float]] = {name: [] for name in peers}
+    tokens: dict[str, list[list[int]]] = {}
+    for peer in peers.values():
+        peer.run([job._replace(arrival_s=0.0, new_tokens=2) for job in jobs[:2]])  # warm
+    for _ in range(rounds):
+        for name, peer in peers.items():
+            elapsed, tokens[name] = timed(lambda peer=peer: peer.run(jobs), clock)
+            seconds[name].append(elapsed)
+    num_tokens = sum(job.new_tokens for job in jobs)
+    rates = {name: num_tokens / median(times) for name, times in seconds.items()}
+    for name, generated in tokens.items():
+        assert [len(row) for row in generated] == [job.new_tokens for job in jobs], name
+        same = sum(map(list.__eq__, generated, tokens.get("generate", generated)))
+        if name != "generate" and "generate" in tokens:
+            print(f"{part}: {same} of {len(jobs)} sequences of {name} are those of generate")
+    for name, goal in GOALS[part].items():
+        if name in rates and "kvscope" in rates:
+            ours, theirs = rates["kvscope"], rates[name]
+            yield Row(part, name, f"{ours:.1f} tok/s", f"{theirs:.1f} tok/s", ours / theirs, at_least=goal)
+
+
+def attention(dtype: torch.dtype, clock: Callable[[], float]) -> Iterator[Row]:
+    """One layer's decode attention; see `cpu_attention.py` for the competitors."""
+    with torch.inference_mode():
+        functions = cpu_attention.competitors(MAX_BATCH, dtype)
+        cpu_attention.check(functions, dtype)
+        times = cpu_attention.medians(functions, clock)
+    ours = times["numba, in place"]
+    contiguous, gathered = times["SDPA, contiguous"], times["gather + SDPA"]
+    yield Row("attention", "SDPA, contiguous", f"{ours:.2f} ms", f"{contiguous:.2f} ms", ours / contiguous, at_most=1.5)
+    yield Row("attention", "gather + SDPA", f"{ours:.2f} ms", f"{gathered:.2f} ms", gathered / ours, at_least=6)
+
+
+def context(loaded: LoadedModel, rounds: int, clock: Callable[[], float]) -> Iterator[Row]:
+    """A decode step at two lengths of context, over KV of random numbers: what it holds costs no time."""
+    steps = {length: decode_step(loaded, length) for length in (64, 1024)}
+    times: dict[int, list[float]] = {length: [] for length in steps}
+    for round_number in range(4 * rounds):
+        for length, step in steps.items():
+            elapsed, _ = timed(step, clock)
+            if round_number:
+                times[length].append(1e3 * elapsed)
+    short, long = median(times[64]), median(times[1024])
+    yield Row("context", "itself at 64", f"{long:.1f} ms", f"{short:.1f} ms", long / short, at_most=1.8)
+
+
+def decode_step(loaded: LoadedModel, length: int) -> Callable[[], Any]:
+    """One step of 16 sequences that have `length` positions each, blocks in random order."""
+    blocks_each = -(-length // 16)
+    backend = choose_backend(EngineConfig(device="cpu"))
+    runner = ModelRunner(loaded.model, loaded.layers, backend, num_blocks=MAX_BATCH * blocks_each, block_size=16)
+    for cache in runner.caches.values():
+        cache.keys.normal_()
+        cache.values.normal_()
+    tables = torch.randperm(MAX_BATCH * blocks_each).view(MAX_BATCH, -1).tolist()
+    extents = []
+    for number, table in enumerate(tables):
+        sequence = SequenceOfRequest(f"r{number}.0", 0, [7] * length)
+        sequence.block_table = table
+        extents.append(Extent(sequence, length - 1, length))
+    return lambda: runner.run(extents, [])
+
+
+def events(loaded: LoadedModel, rounds: int, clock: Callable[[], float]) -> Iterator[Row]:
+    """Decode steps with a publisher and without, taking turns step by step."""
+    jobs = uniform_jobs(MAX_BATCH, loaded.vocab_size)
+    with contextlib.closing(Publisher("inproc://events")) as publisher:
+        engines = {"on": ready_engine(loaded, jobs, publisher), "off": ready_engine(loaded, jobs, NullPublisher())}
+        times: dict[str, list[float]] = {name: [] for name in engines}
+        for _ in range(10 * rounds):
+            for name, engine in engines.items():
+                times[name].append(1e3 * timed(engine.step, clock)[0])
+    on, off = median(times["on"]), median(times["off"])
+    yield Row("events", "no events", f"{on:.1f} ms", f"{off:.1f} ms", on / off, at_most=1.02)
+
+
+def ready_engine(loaded: LoadedModel, jobs: Sequence[Job], sink: Any) -> Any:
+    """An engine that has computed every prompt (cut to 16 tokens, to be there sooner) and decodes from now on."""
+    config = EngineConfig(num_gpu_blocks_override=1024, enable_prefix_caching=False, max_num_batched_tokens=2048)
     engine = build_engine(prepare(config, loaded=loaded), sink)
-    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-    for number, ids in enumerate(tokens):
-        engine.submit("", params, f"r{number}", ids)
-    while engine.has_work():
-        engine.step()
+    for number, job in enumerate(jobs):
+        params = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
+        engine.submit("", params, f"r{number}", job.prompt[:16])
+    engine.step()
+    return engine
 
 
-def run_generate(loaded: LoadedModel, tokens: list[list[int]], new_tokens: int) -> None:
-    ids = torch.tensor(tokens)
-    loaded.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        min_new_tokens=new_tokens,
-        max_new_tokens=new_tokens,
-        pad_token_id=0,
-    )
+@contextlib.contextmanager
+def competitors(options: argparse.Namespace, loaded: LoadedModel) -> Iterator[dict[str, Any]]:
+    """The peers that were asked for and can run; transformers' have a model of their own, as it is."""
+    dtype = getattr(torch, options.dtype)
+    own = AutoModelForCausalLM.from_pretrained(resolve_model(options.model), dtype=dtype).eval()
+    peers = {"kvscope": Kvscope(loaded), "generate": Generate(own), "generate_batch": GenerateBatch(own)}
+    with contextlib.ExitStack() as stack:
+        if options.llama_python is not None:
+            from gguf_file import write_gguf
+
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.gguf"
+            write_gguf(own, file)
+            llama = LlamaCpp(options.llama_python, file, torch.get_num_threads())
+            peers["llama.cpp"] = stack.enter_context(contextlib.closing(llama))
+        yield {name: peer for name, peer in peers.items() if name in options.peers}
 
 
-def run_generate_batch(loaded: LoadedModel, tokens: list[list[int]], new_tokens: int) -> None:
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
-    config = GenerationConfig(do_sample=False, max_new_tokens=new_tokens, eos_token_id=-1, pad_token_id=0)
-    pool = ContinuousBatchingConfig(max_batch_tokens=2048, num_blocks=256, block_size=32)
-    loaded.model.generate_batch(
-        inputs=tokens, generation_config=config, continuous_batching_config=pool, progress_bar=False
-    )
-
-
-def timed(work: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def measure(loaded: LoadedModel, batch: int, options: argparse.Namespace) -> dict[str, float | None]:
-    """Median tokens per second of each peer; None where it could not run."""
-    tokens = prompts(batch, options.prompt_tokens, loaded.vocab_size)
-    seconds: dict[str, list[float]] = {peer: [] for peer in options.peers}
-    for _ in range(options.rounds):
-        for peer in options.peers:
-            attention = "kvscope_paged" if peer.startswith("kvscope") else "sdpa"
-            loaded.model.set_attn_implementation(attention)
-            work = {
-                "kvscope": lambda: run_kvscope(loaded, tokens, options.new_tokens, events=True),
-                "kvscope, no events": lambda: run_kvscope(loaded, tokens, options.new_tokens, events=False),
-                "generate": lambda: run_generate(loaded, tokens, options.new_tokens),
-                "generate_batch": lambda: run_generate_batch(loaded, tokens, options.new_tokens),
-            }[peer]
-            try:
-                seconds[peer].append(timed(work))
-            except Exception as error:
-                print(f"{peer} could not run: {type(error).__name__}: {error}")
-    total = batch * options.new_tokens
-    return {peer: total / statistics.median(times) if times else None for peer, times in seconds.items()}
+def rows(options: argparse.Namespace, loaded: LoadedModel) -> Iterator[Row]:
+    """All comparisons that were asked for, in order."""
+    parts, vocabulary = set(options.only) - ({"mixed"} if options.clock == "cpu" else set()), loaded.vocab_size
+    if parts & GOALS.keys():
+        with competitors(options, loaded) as peers:
+            for part, jobs in (
+                ("batch1", uniform_jobs(1, vocabulary, options.new_tokens)),
+                ("batch16", uniform_jobs(MAX_BATCH, vocabulary, options.new_tokens)),
+                ("mixed", mixed_jobs(vocabulary)),
+            ):
+                if part in parts:
+                    taking_part = {name: peer for name, peer in peers.items() if name in {"kvscope", *GOALS[part]}}
+                    yield from throughput(part, taking_part, jobs, options.rounds, CLOCKS[options.clock])
+    step_clock = time.process_time if options.clock == "cpu" else time.perf_counter  # finer, this process alone
+    if "attention" in parts:
+        yield from attention(getattr(torch, options.dtype), step_clock)
+    if "context" in parts:
+        yield from context(loaded, options.rounds, step_clock)
+    if "events" in parts:
+        yield from events(loaded, options.rounds, step_clock)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 16])
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--new-tokens", type=int, default=64, help="of batch1 and batch16")
+    parser.add_argument("--clock", default="wall", choices=CLOCKS)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
+    parser.add_argument("--llama-python", type=Path, help="a Python that has llama-cpp-python")
     options = parser.parse_args()
-    loaded = load_model(EngineConfig(model=options.model, dtype=options.dtype), get_backend("torch"))
-    print(f"{options.model}, {options.dtype}, {torch.get_num_threads()} threads")
-    print(f"prompts of {options.prompt_tokens} tokens, {options.new_tokens} new ones each, end to end")
-    print(f"tokens/s, median of {options.rounds} interleaved rounds")
-    print(f"{'batch':>5}  " + "  ".join(f"{peer:>18}" for peer in options.peers) + "   ratios to generate")
-    for batch in options.batch:
-        rates = measure(loaded, batch, options)
-        base = rates.get("generate")
-        cells = [f"{rate:18.1f}" if rate is not None else f"{'-':>18}" for rate in rates.values()]
-        ratios = [f"{peer} {rate / base:.2f}" for peer, rate in rates.items() if rate and base and peer != "generate"]
-        print(f"{batch:>5}  " + "  ".join(cells) + "   " + ", ".join(ratios), flush=True)
+    config = EngineConfig(model=options.model, dtype=options.dtype, device="cpu")
+    loaded = load_model(config, choose_backend(config))
+    num_threads, clock = torch.get_num_threads(), options.clock
+    print(f"{options.model}, {options.dtype}, {num_threads} threads, {options.rounds} rounds, {clock} seconds")
+    measured = []
+    for row in rows(options, loaded):
+        measured.append(row)
+        print(row, flush=True)
+    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"\n{'part':<10} {'peer':<22} {'ours':>11} {'theirs':>11} {'ratio':>7}  goal     met    (load {load})")
+    print(*measured, sep="\n")
 
 
 if __name__ == "__main__":

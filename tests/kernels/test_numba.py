@@ -11,7 +11,7 @@ import torch
 from numba.core import event
 
 from kvscope.kernels.backend import get_backend
-from kvscope.kernels.huge_pages import advise_huge_pages
+from kvscope.kernels.huge_pages import huge_zeros
 from kvscope.kernels.numba_backend import CompilationNotice, plan_tiles
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
@@ -106,10 +106,16 @@ def test_compiling_is_announced_once(capsys):
     assert capsys.readouterr().err == ("kvscope: compiling attention for this machine, once; this takes some seconds\n")
 
 
-@pytest.mark.parametrize("offset", [0, 3])
-def test_advising_huge_pages_changes_no_value(offset):
-    tensor = torch.arange(3_000_000, dtype=torch.int32)[offset:]
-    advise_huge_pages(tensor)
-    assert tensor[0] == offset
-    assert tensor[-1] == 2_999_999
-    advise_huge_pages(torch.zeros(3))
+@pytest.mark.parametrize("shape", [(3, 5), (1000, 3, 16, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_in_huge_pages_is_like_any_other(shape, dtype):
+    cache = huge_zeros(shape, dtype)
+    assert cache.shape == shape
+    assert cache.is_contiguous()
+    assert not cache.any()
+    expected = torch.rand(shape).to(dtype)
+    cache.copy_(expected)
+    assert cache.equal(expected)
+    last = cache[-1].clone()
+    del cache
+    assert last.equal(expected[-1])

@@ -15,7 +15,7 @@ from kvscope.engine.block_tables import BlockCopy, Extent
 from kvscope.engine.host_blocks import HostBlocks
 from kvscope.kernels.backend import AttentionBackend
 from kvscope.kernels.batch import PagedBatch
-from kvscope.kernels.huge_pages import advise_huge_pages
+from kvscope.kernels.huge_pages import huge_zeros
 
 
 class ModelRunner:
@@ -107,9 +107,9 @@ class ModelRunner:
 
     def _new_cache(self, num_blocks: int, num_kv_heads: int, head_size: int) -> torch.Tensor:
         shape = (num_blocks, num_kv_heads, self.block_size, head_size)
-        cache = torch.zeros(shape, dtype=self.model.dtype, device=self._device)
-        advise_huge_pages(cache)
-        return cache
+        if self._device.type == "cpu":
+            return huge_zeros(shape, self.model.dtype)
+        return torch.zeros(shape, dtype=self.model.dtype, device=self._device)
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)
