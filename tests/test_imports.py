@@ -63,3 +63,34 @@ def test_kernels_load_nothing_of_the_rest() -> None:
     others = [name for name in loaded if name.startswith("kvscope.") and not name.startswith("kvscope.kernels")]
     assert others == []
     assert loaded.isdisjoint({"transformers", "zmq", "textual"})
+
+
+_EACH_FIRST = """
+import importlib, os, pkgutil, sys
+import mcap.reader, msgspec, numpy, textual.app, textual.widgets, zmq  # what is not ours is loaded once
+def names(package):
+    for found in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
+        yield found.name
+        if found.ispkg:
+            yield from names(found.name)
+listed = sorted(names("kvscope.events")) + sorted(names("kvscope.transport")) + sorted(names("kvscope.dashboard"))
+for loaded in [name for name in sys.modules if name.startswith("kvscope")]:
+    del sys.modules[loaded]
+for name in listed:
+    if os.fork() == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(name, repr(error), flush=True)
+        os._exit(0)
+    os.wait()
+print(len(listed), "modules")
+"""
+
+
+def test_every_module_can_be_the_first_one_imported() -> None:
+    """No import of ours works only because another came before it."""
+    result = subprocess.run([sys.executable, "-c", _EACH_FIRST], capture_output=True, text=True, check=True)
+    *failed, last = result.stdout.splitlines()
+    assert failed == []
+    assert int(last.split()[0]) > 100

@@ -106,3 +106,36 @@ def test_a_bookmark_is_drawn_over_what_lies_under_it():
         assert f"{glyphs.bookmark} a note" in numbers
         marks = draw_playback(moment, usage, glyphs, 18, 1).lines[-1].text
         assert marks == " marks     F  F   ".replace("F", glyphs.bookmark)
+
+
+async def test_a_bookmark_without_a_note_can_be_taken_away():
+    source = long_recording()
+    async with running(source, (160, 45)) as (app, pilot):
+        await write_note(app, pilot, "")
+        await until(pilot, lambda: len(source.player.marks) == 1, "a mark")
+        await write_note(app, pilot, "")
+        await until(pilot, lambda: source.player.marks == [], "no mark")
+
+
+async def test_a_pasted_note_is_made_printable_before_it_is_shown_or_kept(state_dir: Path):
+    async with running(long_recording(), (160, 45)) as (app, pilot):
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, NoteScreen), "the question")
+        app.screen.query_one("#note").value = "evil \u202etxt\x1b]0;title\x07"
+        await pilot.press("enter")
+        await until(pilot, lambda: "evil" in screen_text(app) and not isinstance(app.screen, NoteScreen), "the note")
+        assert not {"\u202e", "\x1b", "\x07"} & set(screen_text(app))
+        [kept] = (state_dir / "kvscope" / "bookmarks").iterdir()
+        assert b"202e" not in kept.read_bytes()
+        assert "\u202e" not in kept.read_text()
+
+
+async def test_keys_of_a_line_of_text_and_of_panes_do_not_reach_below_a_dialogue():
+    source = long_recording()
+    async with running(source, (160, 45)) as (app, pilot):
+        await pilot.press("end")
+        await until(pilot, lambda: source.player.position == source.player.length, "the end")
+        await pilot.press("m", "a", "b", "home", "f2", "c")
+        line = app.screen.query_one("#note")
+        await until(pilot, lambda: line.value == "cab", "Home moves in the line, F2 nowhere")
+        assert source.player.position == source.player.length

@@ -25,7 +25,7 @@ from kvscope.events.state import EngineState, apply_event, begin_batch
 from kvscope.transport.recording import Recording, ReplaySource
 from kvscope.transport.source import ListSource
 
-from .test_app import running, screen_text, until
+from .test_app import live, running, screen_text, until
 
 
 def crowded_view(steps: int = 30):
@@ -210,3 +210,18 @@ async def test_holders_of_the_block_under_the_cursor_are_marked_in_the_list():
         await pilot.press("1", "right")  # P0, held by both
         pane = app.query_one(RequestsPane)
         await until(pilot, lambda: pane.text().count("●") == 2, "two holders")
+
+
+async def test_what_is_typed_into_the_filter_is_never_markup():
+    async with running(live(num_steps=3), (120, 36)) as (app, pilot):
+        await type_filter(app, pilot, *"block:[/]")
+        await until(pilot, lambda: "block" in str(app.screen.query_one("#filter").border_subtitle), "what is wrong")
+
+
+async def test_following_ends_with_esc_and_with_another_choice():
+    async with running(live(num_steps=3), (120, 36)) as (app, pilot):
+        await pilot.press("2", "f")
+        await until(pilot, lambda: app._selected is not None, "the newest")
+        await pilot.press("escape")
+        await until(pilot, lambda: app._selected is None, "nothing is selected")
+        assert "following" not in screen_text(app)

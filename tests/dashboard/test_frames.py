@@ -157,3 +157,29 @@ def test_the_dashboard_never_loads_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_silence_is_no_slow_work():
+    """40 tokens a second, ten idle minutes, 40 tokens a second again."""
+    engine, batches = crowded_engine()
+    source, builder = ListSource(batches + engine.run(60)), FrameBuilder()
+    source.start()
+    assert build_frame(source.view, builder).tokens_per_s is None
+    builder.meter.observe(EPOCH, 0, 0)
+    assert builder.meter.observe(EPOCH, 10**9, 40) == pytest.approx(40)
+    builder.meter.forget()
+    assert builder.meter.observe(EPOCH, 600 * 10**9, 41) is None
+    assert builder.meter.observe(EPOCH, 601 * 10**9, 81) == pytest.approx(40)
+
+
+def test_an_idle_engine_makes_the_meter_forget():
+    engine, batches = crowded_engine()
+    source, builder = ListSource(batches), FrameBuilder()
+    source.start()
+    had_rate = False
+    while builder.meter.length or not had_rate:
+        source.feed(engine.step())
+        had_rate |= build_frame(source.view, builder).tokens_per_s is not None
+        assert source.view.state.step < 200
+    assert build_frame(source.view, builder).tokens_per_s is None
+    assert not builder.meter.length

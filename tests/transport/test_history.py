@@ -146,3 +146,13 @@ def test_a_client_keeps_what_it_was_sent(lab) -> None:
     past.player.seek_start()
     assert encode_state(past.view.state) == states_of(served.stream.batches)[19]
     past.close()
+
+
+def test_snapshots_alone_do_not_exceed_the_bounds(lab) -> None:
+    """A paused engine of a large pool, asked again and again."""
+    stream, history = lab.Stream(3), History(max_bytes=20_000)
+    view = View(history)
+    feed(view, stream.take(30))
+    for _ in range(200):
+        view.replace_state(copy.deepcopy(stream.state), 29)
+    assert history.num_bytes <= 20_000 + 2 * 20_000 / 16

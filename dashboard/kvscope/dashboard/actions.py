@@ -31,7 +31,9 @@ from kvscope.transport.source import PendingReply, Source
 
 _REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("\w+"\)')
 MAX_COPIED = 100_000  # characters; terminals drop much longer ones
-_MOVING = ("pane", "focus_prompt", "filter")  # actions whose keys are text while the user writes
+# Actions whose keys have another meaning in a line of text; and those that must not reach below a dialogue.
+_MOVING = ("pane", "focus_prompt", "filter", "rewind", "end")
+_BELOW = (*_MOVING, "go")
 
 
 class ActionsApp(BookmarkingApp):
@@ -110,14 +112,16 @@ class ActionsApp(BookmarkingApp):
 
     def end_broken_recording(self) -> None:
         if self._recording is not None and self._recording.broken and not self._starting.locked():
-            self.action_record()
+            self.run_worker(self._toggle_recording(only_end=True), exit_on_error=False)
 
-    async def _toggle_recording(self) -> None:
+    async def _toggle_recording(self, *, only_end: bool = False) -> None:
         recording = self._recording
         if recording is None:
             return
         async with self._starting:
             broken = recording.broken
+            if only_end and not broken:
+                return  # somebody was faster
             try:
                 message = await asyncio.to_thread(recording.stop if recording.name else recording.start)
             except (RecordingError, OSError) as error:
@@ -130,7 +134,9 @@ class ActionsApp(BookmarkingApp):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that cannot work here are neither offered nor caught; what is typed into a line is text."""
-        if action in _MOVING and (len(self.screen_stack) > 1 or isinstance(self.focused, Input)):
+        if action in _BELOW and len(self.screen_stack) > 1:
+            return False
+        if action in _MOVING and isinstance(self.focused, Input):
             return False
         return self._can(next((key.needs for key in KEYS if key.action.split("(")[0] == action), ""))
 

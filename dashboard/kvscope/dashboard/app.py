@@ -279,6 +279,7 @@ class DashboardApp(ActionsApp):
     def select(self, key: str | None) -> None:
         """Light up a request's or a sequence's blocks, or nothing."""
         self._selected = key
+        self.screen_stack[0].query_one(RequestsPane).stop_following()
         self._draw()
 
     def action_back(self) -> None:

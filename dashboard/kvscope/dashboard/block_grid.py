@@ -125,6 +125,8 @@ class BlockGrid(StripPane):
 
     def _row(self, row: int, width: int) -> Strip:
         cells = self._cells if self._cells is not None and row in self._cells.rows else None
+        if cells is None and self.layout_now.zoom >= Zoom.DENSE:  # scrolled in: its key does not tell what is lit
+            return draw_row(self._pool, self.layout_now, row, self._light, glyphs=self._glyphs, width=width, cells=None)
         key = cells.key(row) if cells is not None else self._key(row)
         cached = self._cache.get(row)
         if cached is None or cached[0] != key:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kvscope.dashboard.bookmarks import BookmarkList, NoteScreen
 from kvscope.dashboard.time_travel import TimeTravelApp
-from kvscope.transport.recording.bookmarks import Bookmark
+from kvscope.transport.recording.bookmarks import Bookmark, clean
 from kvscope.transport.recording.tap import Tap
 from kvscope.transport.timetravel import Place
 
@@ -25,8 +25,10 @@ class BookmarkingApp(TimeTravelApp):
 
     def note_here(self) -> str:
         """Of the bookmark at the moment on show in the past; empty: none, or one without a note."""
+        if self._player is None:
+            return ""
         moment, bookmarks = self._moment_on_show(), self._bookmarks_on_show()
-        if self._player is None or moment is None or bookmarks is None:
+        if moment is None or bookmarks is None:
             return ""
         return bookmarks.note_at(*moment) or ""
 
@@ -51,7 +53,9 @@ class BookmarkingApp(TimeTravelApp):
 
         def keep(answer: str | None) -> None:
             if answer is not None:
-                kept = Bookmark(seq=moment.seq, event=moment.event, note=answer or (None if note else ""))
+                kept = clean(
+                    Bookmark(seq=moment.seq, event=moment.event, note=answer or (None if note is not None else ""))
+                )
                 self.run_worker(self._keep(bookmarks, kept), exit_on_error=False)
 
         await self.push_screen(NoteScreen(self._glyphs, note), keep)

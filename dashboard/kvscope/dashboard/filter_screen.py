@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
+from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Input
@@ -38,9 +39,9 @@ class FilterScreen(ModalScreen[None]):
         try:
             query = parse_query(event.value)
         except FilterError as error:
-            event.input.border_subtitle = str(error)
+            event.input.border_subtitle = Content(str(error))  # what was typed is not markup
             return
-        event.input.border_subtitle = ""
+        event.input.border_subtitle = Content("")
         self.app.post_message(FilterChanged(self._pane, event.value.strip(), query))
 
     def on_input_submitted(self) -> None:

@@ -61,6 +61,7 @@ class Frame(NamedTuple):
     num_host_held: int = 0
     behind: Behind | None = None  # only for the past of a live engine
     pause_reason: str = ""  # a breakpoint's
+    epoch: bytes = b""  # of the engine's life
 
     def request(self, request_id: str) -> RequestFrame | None:
         place = self.places.get(request_id)
@@ -106,6 +107,15 @@ class RateMeter:
         elapsed_ns = samples[-1][0] - samples[0][0]
         return (samples[-1][1] - samples[0][1]) * 1e9 / elapsed_ns if elapsed_ns else None
 
+    @property
+    def length(self) -> int:
+        """Samples at hand."""
+        return len(self._samples)
+
+    def forget(self) -> None:
+        """Nothing runs: a silence is no slow work, and the next samples are not measured against the last."""
+        self._samples.clear()
+
 
 class FrameBuilder:
     """What is remembered from one frame to the next: the token rate's samples, sequences, colours, keys of blocks."""
@@ -144,6 +154,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             num_gaps=view.num_gaps,
             num_refused_events=view.num_refused_events,
             info=state.info,
+            epoch=state.epoch,
             engine_status=state.status,
             step=state.step,
             phase=state.phase,
@@ -168,5 +179,6 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
 
 def _rate(state: EngineState, meter: RateMeter) -> float | None:
     if not any(request.status == "running" for request in state.requests.values()):
+        meter.forget()
         return None
     return meter.observe(state.epoch, state.time_ns, state.counters.generated_tokens)

@@ -14,7 +14,7 @@ from kvscope.dashboard.filters import EVERYTHING, SORTS, Query, filter_log
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
-from kvscope.dashboard.pane import FollowingPane, LazyPane, StripPane
+from kvscope.dashboard.pane import MAX_COPIED_LINES, FollowingPane, LazyPane, StripPane
 from kvscope.dashboard.requests import Row, draw_request_row, last_preemptions, list_rows, row_facts
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
@@ -104,6 +104,10 @@ class RequestsPane(LazyPane):
         """The request to select now, while the newest one is followed."""
         running = [request for request in frame.requests if request.status == "running"]
         return running[-1].request_id if self._following and running else None
+
+    def stop_following(self) -> None:
+        """The user has selected something, or nothing."""
+        self._following = False
 
     def action_sort(self) -> None:
         self._order = SORTS[(SORTS.index(self._order) + 1) % len(SORTS)]
@@ -362,6 +366,12 @@ class EventsPane(FollowingPane):
         if not top <= y < top + height:
             self.scroll_to(y=y if y < top else y - height + 1, animate=False)
         self.refresh()
+
+    def copied_text(self) -> str:
+        """The newest lines down to the last one in view."""
+        stop = min(self.scroll_offset.y + self.content_height, len(self._log))
+        start = max(stop - MAX_COPIED_LINES, 0)
+        return "\n".join(self.line_at(y).text.rstrip() for y in range(start, stop))
 
     def action_jump(self) -> None:
         if self._pointed is not None:

@@ -35,12 +35,12 @@ class Series:
 
     def __init__(self) -> None:
         self._samples: list[Sample] = []
-        self._info: EngineInfo | None = None
+        self._life: tuple[EngineInfo | None, bytes] = None, b""
 
     def observe(self, frame: Frame) -> None:
         """Add the picture's sample, unless its moment is known."""
-        if frame.info != self._info:
-            self._info, self._samples = frame.info, []
+        if (frame.info, frame.epoch) != self._life:
+            self._life, self._samples = (frame.info, frame.epoch), []
         if frame.info is None or not frame.pool.num_blocks:
             return
         sample = take_sample(frame)

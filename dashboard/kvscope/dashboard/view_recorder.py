@@ -26,7 +26,8 @@ class ViewRecorder:
     @property
     def broken(self) -> bool:
         """Whether it has ended by itself: then `stop` says why."""
-        return self._recorder is not None and (self._recorder.error or self._tap.ended) is not None
+        recorder = self._recorder  # another thread may stop it meanwhile
+        return recorder is not None and (recorder.error or self._tap.ended) is not None
 
     def start(self) -> str:
         """From the picture on the screen on; the file's place. Raises RecordingError."""

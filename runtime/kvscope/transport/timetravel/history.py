@@ -124,12 +124,14 @@ class History:
             if not self._segments or self._segments[0].keyframe.epoch != state.epoch:
                 self._segments, self._num_batches, self._num_bytes = [], 0, 0
             elif seq is not None:
-                events = (FullState(state=Keyframe(state).restore()),)
+                keyframe = Keyframe(state)
+                events = (FullState(state=keyframe.restore()),)
                 batch = Batch(
                     epoch=state.epoch, step=state.step, phase=state.phase, time_ns=state.time_ns, events=events
                 )
-                self._add(seq, batch, batch, 2 * Keyframe(state).num_bytes)
+                self._add(seq, batch, batch, 2 * keyframe.num_bytes)
             self._begin_segment(state, seq)
+            self._trim()
 
     def append(self, seq: int, batch: Batch, state: EngineState, payload: bytes | None) -> None:
         """Keep a batch; `state` is the state after it, `payload` what came over the wire."""

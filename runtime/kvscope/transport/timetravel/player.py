@@ -3,8 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from kvscope.transport.recording.bookmarks import Bookmark
 from kvscope.transport.source import Control, Status, View
 from kvscope.transport.timetravel.clock import MAX_SPEED, MIN_SPEED, PlayClock
 from kvscope.transport.timetravel.keyframes import Keyframes
@@ -13,6 +13,9 @@ from kvscope.transport.timetravel.survey import Survey
 from kvscope.transport.timetravel.track import IndexedTrack, Place, Track, TrackIndex
 from kvscope.transport.timetravel.walker import UnfitBatchError, Walker
 from kvscope.transport.timetravel.watch import Matches, admits, changes_block, lets_go_of, preempts
+
+if TYPE_CHECKING:
+    from kvscope.transport.recording.bookmarks import Bookmark  # recordings bring their player with them
 
 MAX_WAIT_S = 0.1
 FEW_EVENTS = 1_000  # so many are shown batch by batch; more of them at once
@@ -60,6 +63,7 @@ class Player:
     @speed.setter
     def speed(self, speed: float) -> None:
         with self._changed:
+            self._clock.read(time.monotonic())  # what has passed was played at the old speed
             self._clock.speed = min(max(speed, MIN_SPEED), MAX_SPEED)
             self._changed.notify()
 

@@ -3,6 +3,7 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -86,7 +87,7 @@ class TrackIndex:
         """Of the batch after place `position`."""
         return self.events_before[position + 1] - self.events_before[position]
 
-    @property
+    @cached_property
     def epoch(self) -> bytes:
         """Whose past it is."""
         initial = self._track.initial_state
