@@ -1,0 +1,354 @@
+"""The screen read back: random pools drawn by the real widgets at every zoom, every cell and number decoded.
+
+The decoder knows the legend and the glyphs, as a user does, and nothing of how the grid is laid out or drawn. What it
+reads is compared with plain lists, block by block: id, slots, ref count, logical number, holders, texts, colour.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from dashboard_story import engine_info
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.style import Style
+from test_app import until
+from textual.app import App
+from textual.geometry import Region
+
+from kvscope.dashboard.app import DashboardApp
+from kvscope.dashboard.block_grid import BlockGrid
+from kvscope.dashboard.cards import build_captions
+from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
+from kvscope.dashboard.glyphs import ASCII, UNICODE, Glyphs
+from kvscope.dashboard.grid_layout import MAX_CARDS, Zoom
+from kvscope.dashboard.header import draw_gauge
+from kvscope.dashboard.owners import owner_code
+from kvscope.dashboard.palettes import DARK
+from kvscope.dashboard.selection import light_of
+from kvscope.events.columns import Column
+from kvscope.events.state import Counters, EngineState, RequestState, SequenceState
+from kvscope.events.types import SamplingParams
+from kvscope.transport.source import View
+
+
+class World(NamedTuple):
+    """A pool in plain lists; `tables` by sequence. What is selected, and where the cursor is."""
+
+    block_size: int
+    refs: list[int]
+    written: list[int]
+    tables: dict[str, list[int]]
+    counters: Counters
+    selected: str | None
+    cursor: int | None
+
+    def holders(self, block_id: int) -> list[str]:
+        return [f"{name} L{table.index(block_id)}" for name, table in self.tables.items() if block_id in table]
+
+    def texts(self, block_id: int) -> list[str]:
+        """Of its written slots, as the first holder has them."""
+        first = next(table for table in self.tables.values() if block_id in table)
+        start = first.index(block_id) * self.block_size
+        return [f"t{start + slot}" for slot in range(self.written[block_id])]
+
+    def slots(self, block_id: int, glyphs: Glyphs) -> str:
+        held, written = self.refs[block_id] > 0, self.written[block_id]
+        full, empty = (glyphs.written, glyphs.reserved) if held else (glyphs.cached, glyphs.free)
+        return full * written + empty * (self.block_size - written)
+
+    def state(self, block_id: int, glyphs: Glyphs) -> str:
+        """The block as one character."""
+        written = self.written[block_id]
+        if not self.refs[block_id]:
+            return glyphs.cached if written else glyphs.free
+        return glyphs.reserved if not written else glyphs.full if written == self.block_size else glyphs.partly
+
+    def count(self, block_id: int) -> str:
+        """The ref count as far zooms show it."""
+        refs = self.refs[block_id]
+        return "" if refs < 2 else str(refs) if refs < 10 else "+"
+
+    def colour(self, block_id: int) -> str:
+        lit = self.tables.get(self.selected or "", [])
+        if lit and block_id not in lit:
+            return DARK["faint"]
+        owners = {name.rpartition(".")[0] for name, table in self.tables.items() if block_id in table}
+        if len(owners) != 1:
+            return DARK["strong"] if owners else DARK["faint"]
+        return DARK[f"owner-{owner_code(owners.pop())}"]
+
+
+@st.composite
+def worlds(draw: st.DrawFn, min_blocks: int, max_blocks: int) -> World:
+    num_blocks, block_size = draw(st.integers(1, max_blocks)), draw(st.integers(1, 5))
+    ids = st.integers(0, num_blocks - 1)
+    names = [f"r{request}.{index}" for request in (1, 2, 9) for index in range(draw(st.integers(1, 5)))]
+    tables = {name: draw(st.lists(ids, max_size=min(num_blocks, 40), unique=True), name) for name in names}
+    refs = [0] * num_blocks
+    for block_id in (block_id for table in tables.values() for block_id in table):
+        refs[block_id] += 1
+    random = draw(st.randoms(use_true_random=False))
+    written = [random.randint(0, block_size) if count else random.choice([0, block_size]) for count in refs]
+    counters = Counters(copies=draw(st.integers(0, 999)), preemptions=draw(st.integers(0, 99)))
+    selected = draw(st.none() | st.sampled_from(names), "selected")
+    return World(block_size, refs, written, tables, counters, selected, draw(st.none() | ids, "cursor"))
+
+
+def frame_of(world: World) -> Frame:
+    requests: dict[str, RequestState] = {}
+    for name, table in world.tables.items():
+        request_id = name.rpartition(".")[0]
+        pieces = [f"t{position}" for position in range(len(table) * world.block_size)]
+        if request_id not in requests:
+            requests[request_id] = RequestState(
+                request_id=request_id, prompt="a prompt", prompt_token_ids=[], prompt_pieces=[],
+                params=SamplingParams(), sequences=[], status="running",
+            )  # fmt: skip
+        requests[request_id].sequences.append(SequenceState(sequence_id=name, block_table=table, pieces=pieces))
+    state = EngineState(
+        info=engine_info(len(world.refs), world.block_size),
+        ref_counts=Column(world.refs),
+        written_slots=Column(world.written),
+        requests=requests,
+        counters=world.counters,
+    )
+    view = View()
+    view.replace_state(state, 1)
+    return build_frame(view, FrameBuilder())
+
+
+EMPTY = World(1, [0], [0], {}, Counters(), None, None)
+
+
+class Cell(NamedTuple):
+    char: str
+    style: Style
+
+
+class PictureApp(App[None]):
+    """The grid, as the dashboard has it."""
+
+    CSS_PATH = Path(inspect.getfile(DashboardApp)).with_name("dashboard.tcss")
+
+    def __init__(self, glyphs: Glyphs) -> None:
+        super().__init__()
+        self.glyphs = glyphs
+
+    def compose(self):
+        yield BlockGrid(self.glyphs, id="grid")
+
+    def show(self, frame: Frame, world: World) -> None:
+        light = light_of(frame, world.selected, world.cursor)
+        self.query_one(BlockGrid).show(frame.pool, light, build_captions(frame))
+
+    def lines(self, region: Region) -> list[list[Cell]]:
+        """What is on the screen there."""
+        strips = [strip.crop(region.x, region.right) for strip in self.screen._compositor.render_strips()]
+        visible = strips[region.y : region.bottom]
+        return [[Cell(char, style) for text, style, _ in strip for char in text] for strip in visible]
+
+    def read_grid(self) -> list[list[Cell]]:
+        """Every line of the grid, scrolled through from top to bottom, and its legend."""
+        grid = self.query_one(BlockGrid)
+        found: dict[int, list[Cell]] = {}
+        while len(found) < grid.virtual_size.height:
+            grid.scroll_to(y=len(found), animate=False, force=True)
+            found |= enumerate(self.lines(grid.scrollable_content_region), start=grid.scroll_offset.y)
+        return [found[y] for y in sorted(found)]
+
+
+def words(line: list[Cell]) -> str:
+    return "".join(cell.char for cell in line)
+
+
+def check_style(world: World, block_id: int, cell: Cell, *, on_glyph: bool) -> None:
+    """`on_glyph`: the cursor is on the glyph itself; else it is on the block's name."""
+    if on_glyph and block_id == world.cursor:
+        assert cell.style.bgcolor is not None
+        assert cell.style.bgcolor.name == DARK["cursor"]
+    else:
+        assert cell.style.color is not None
+        assert cell.style.color.name == world.colour(block_id), f"colour of P{block_id}"
+
+
+def check_name(world: World, block_id: int, cell: Cell) -> None:
+    is_marked = cell.style.bgcolor is not None and cell.style.bgcolor.name == DARK["cursor"]
+    assert is_marked == (block_id == world.cursor), f"the cursor, at P{block_id}"
+
+
+def is_clipped(shown: str, whole: str, glyphs: Glyphs) -> bool:
+    return shown.endswith(glyphs.ellipsis) and whole.startswith(shown[: -len(glyphs.ellipsis)].rstrip())
+
+
+def read_near(world: World, lines: list[list[Cell]], glyphs: Glyphs, zoom: Zoom) -> list[int]:
+    """CARDS and SLOTS: name, slots, ref count, and what is beside or below them; the ids in order."""
+    pattern = re.compile(rf"P(\d+) +([{re.escape(glyphs.written + glyphs.reserved + glyphs.cached + glyphs.free)}]+) ")
+    seen = []
+    for y, line in enumerate(lines):
+        matches = list(pattern.finditer(words(line)))
+        for match, following in zip_longest(matches, matches[1:]):
+            block_id, stop = int(match[1]), following.start() if following else len(line)
+            seen.append(block_id)
+            assert match[2] == world.slots(block_id, glyphs)
+            check_name(world, block_id, line[match.start()])
+            check_style(world, block_id, line[match.start(2)], on_glyph=False)
+            tail = words(line[match.end() : stop]).rstrip()
+            below = words(lines[y + 1][match.start() : stop]).rstrip() if y + 1 < len(lines) else ""
+            if zoom is Zoom.CARDS:
+                check_card(world, block_id, tail, below, glyphs)
+            else:
+                room = matches[1].start() - matches[0].end() if len(matches) > 1 else 0
+                check_slots(world, block_id, tail, below, glyphs, has_room=room >= 7)
+    return seen
+
+
+def check_card(world: World, block_id: int, tail: str, below: str, glyphs: Glyphs) -> None:
+    refs, holders = world.refs[block_id], world.holders(block_id)
+    if not refs:
+        assert (tail, below) == ("cached" if world.written[block_id] else "free", "")
+        return
+    whole = f"{refs} " + f" {glyphs.separator} ".join(holders)
+    assert tail == whole or is_clipped(tail, whole, glyphs)
+    texts = glyphs.bar.join(world.texts(block_id)) or "reserved, nothing written yet"
+    assert below == texts or is_clipped(below, texts, glyphs)
+
+
+def check_slots(world: World, block_id: int, tail: str, below: str, glyphs: Glyphs, *, has_room: bool) -> None:
+    """The logical number is left out where cells stand close together."""
+    refs, holders, lit = world.refs[block_id], world.holders(block_id), world.tables.get(world.selected or "", [])
+    logical = f"L{lit.index(block_id)}" if block_id in lit else ""
+    wanted = [word for word in (str(refs or ""), logical) if word]
+    assert tail.split() == wanted or (not has_room and tail.split() == wanted[:1])
+    if below and not below.lstrip().startswith("P"):
+        more = f" +{len(holders) - 1}" if len(holders) > 1 else ""
+        whole = f"{holders[0]}{more}"
+        assert below == whole or is_clipped(below, whole, glyphs)
+
+
+def read_blocks(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[int]:
+    """BLOCKS: a glyph and a number each, with names where there is room, else in rows that begin with one."""
+    seen = []
+    for line in (line for line in lines if words(line).strip()):
+        text = words(line)
+        names = list(re.finditer(r"P(\d+) +", text))
+        first = int(names[0][1]) if names else 0
+        if len(names) == 1 and len(text[names[0].end() :].split()) > 1:
+            starts = [(first + index, x) for index, x in enumerate(range(names[0].end(), len(text.rstrip()), 3))]
+        else:
+            starts = [(int(match[1]), match.end()) for match in names]
+            for match in names:
+                check_name(world, int(match[1]), line[match.start()])
+        for block_id, x in starts:
+            seen.append(block_id)
+            assert text[x] == world.state(block_id, glyphs)
+            assert text[x + 1 : x + 3].strip() == world.count(block_id)
+            check_style(world, block_id, line[x], on_glyph=True)
+    return seen
+
+
+def read_dense(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[int]:
+    """DENSE: one character per block; a ref count above one in place of the state."""
+    seen = []
+    for line in (line for line in lines if words(line).strip()):
+        text = words(line)
+        name = re.match(r" *P(\d+) ", text)
+        assert name
+        for block_id, x in enumerate(range(name.end(), len(text.rstrip())), start=int(name[1])):
+            seen.append(block_id)
+            assert text[x] == (world.count(block_id) or world.state(block_id, glyphs))
+            check_style(world, block_id, line[x], on_glyph=True)
+    return seen
+
+
+def read_groups(world: World, lines: list[list[Cell]], glyphs: Glyphs, group: int) -> list[int]:
+    """GROUPS: how many of a cell's blocks are held, in steps, in the colour of the first that counts."""
+    seen = []
+    num_levels = len(glyphs.levels) - 1
+    for line in (line for line in lines if words(line).strip()):
+        text = words(line)
+        name = re.match(r" *P(\d+) ", text)
+        assert name
+        for start, x in zip(range(int(name[1]), len(world.refs), group), range(name.end(), len(text)), strict=False):
+            blocks = range(start, min(start + group, len(world.refs)))
+            if text[x] == " ":
+                break
+            seen += blocks
+            held = [block_id for block_id in blocks if world.refs[block_id]]
+            assert glyphs.levels.index(text[x]) == -(-len(held) * num_levels // len(blocks))
+            lit = [block_id for block_id in blocks if block_id in world.tables.get(world.selected or "", [])]
+            if world.cursor in blocks:
+                check_style(world, world.cursor, line[x], on_glyph=True)
+            else:
+                check_style(world, (lit or held or blocks)[0], line[x], on_glyph=True)
+    return seen
+
+
+def read_numbers(world: World, text: str) -> None:
+    """The lines above the grid."""
+    refs, written, size = world.refs, world.written, world.block_size
+    held = [block_id for block_id, count in enumerate(refs) if count]
+    shared = [block_id for block_id in held if refs[block_id] > 1]
+    waste = sum(size - written[block_id] for block_id in held)
+    expected = {
+        r"(\d+)/(\d+) blocks": (len(held), len(refs)),
+        r"shared (\d+)": (len(shared),),
+        r"cached (\d+)": (sum(not count and slots > 0 for count, slots in zip(refs, written, strict=True)),),
+        r"waste (\d+) slots (\d+)%": (waste, round(100 * waste / (len(held) * size)) if held else 0),
+        r"CoW (\d+)": (world.counters.copies,),
+        r"preempted (\d+)": (world.counters.preemptions,),
+    }
+    if saved := sum(refs[block_id] - 1 for block_id in shared):
+        expected[r"saves (\d+)"] = (saved,)
+    for pattern, numbers in expected.items():
+        found = re.search(pattern, text)
+        assert found, pattern
+        assert tuple(map(int, found.groups())) == numbers, pattern
+
+
+def read_back(app: PictureApp, world: World) -> None:
+    """Show it, and compare what is on the screen then, at one zoom after the other."""
+    glyphs = app.glyphs
+    app.show(frame_of(world), world)
+    grid = app.query_one(BlockGrid)
+    for zoom in Zoom:
+        grid.change_zoom(zoom - grid.layout_now.zoom)
+        if grid.layout_now.zoom is not zoom:
+            continue  # a card or a slot too many for this pool
+        *lines, legend = app.read_grid()
+        if zoom is Zoom.GROUPS:
+            group = re.match(r"(\d+) blocks per cell", words(legend))
+            assert group
+            seen = read_groups(world, lines, glyphs, int(group[1]))
+        elif zoom <= Zoom.SLOTS:
+            seen = read_near(world, lines, glyphs, zoom)
+        else:
+            seen = (read_blocks if zoom is Zoom.BLOCKS else read_dense)(world, lines, glyphs)
+        assert seen == list(range(len(world.refs))), f"blocks at {zoom.name}"
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+async def test_pools_can_be_read_from_the_screen_at_every_zoom(glyphs):
+    """Small pools, with every zoom, and large ones that must be scrolled; all examples in one running app."""
+    app = PictureApp(glyphs)
+
+    @settings(max_examples=15, deadline=None)
+    @given(world=worlds(1, MAX_CARDS) | worlds(800, 1500))
+    def compare(world: World) -> None:
+        read_back(app, world)
+
+    async with app.run_test(size=(72, 14)) as pilot:
+        app.show(frame_of(EMPTY), EMPTY)
+        await until(pilot, lambda: app.query_one("#grid").region.height > 2)
+        compare()
+
+
+@settings(max_examples=60, deadline=None)
+@given(world=worlds(1, 200), width=st.integers(60, 250))
+def test_the_numbers_above_the_grid_are_those_of_the_pool(world, width):
+    read_numbers(world, "\n".join(strip.text for strip in draw_gauge(frame_of(world), UNICODE, width)))
