@@ -25,7 +25,7 @@ from kvscope.dashboard.view_recorder import ViewRecorder
 from kvscope.events.describe import describe_breakpoints
 from kvscope.events.state import Breakpoints
 from kvscope.events.text import make_printable
-from kvscope.transport.recording import RecordingError
+from kvscope.transport.recording.format import RecordingError
 from kvscope.transport.recording.tap import Tap
 from kvscope.transport.source import PendingReply, Source
 

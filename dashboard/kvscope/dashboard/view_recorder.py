@@ -3,11 +3,15 @@
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvscope.events.text import make_printable
-from kvscope.transport.recording import Recorder, RecordingError
+from kvscope.transport.recording.format import RecordingError
 from kvscope.transport.recording.tap import Tap
 from kvscope.transport.source import View
+
+if TYPE_CHECKING:
+    from kvscope.transport.recording import Recorder
 
 
 class ViewRecorder:
@@ -33,6 +37,8 @@ class ViewRecorder:
         """From the picture on the screen on; the file's place. Raises RecordingError."""
         if self._view.last_seq is None:
             raise RecordingError("nothing to record: the engine's state has not arrived yet")
+        from kvscope.transport.recording import Recorder  # only now: most viewers never record
+
         recorder = Recorder(recording_path())
         try:
             self._tap.begin(recorder, self._view)

@@ -5,15 +5,18 @@ can still replay are never missing; after a longer loss a keyframe stands in the
 """
 
 import time
+from typing import TYPE_CHECKING
 
 from kvscope.events.codec import encode_batch, encode_state
 from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording.bookmarks import Bookmark
 from kvscope.transport.recording.format import RecordingError
-from kvscope.transport.recording.recorder import Recorder
-from kvscope.transport.recording.series import SeriesRecorder
 from kvscope.transport.source import View
+
+if TYPE_CHECKING:
+    from kvscope.transport.recording.recorder import Recorder
+    from kvscope.transport.recording.series import SeriesRecorder
 
 
 class Tap:
@@ -36,7 +39,7 @@ class Tap:
         """From the beginning of the recording to the last thing kept."""
         return self._last_at - self._began_at
 
-    def begin(self, recorder: Recorder | SeriesRecorder, view: View) -> None:
+    def begin(self, recorder: "Recorder | SeriesRecorder", view: View) -> None:
         """Keep the view's state, and every batch from here on; the recorder stays the caller's to close.
 
         Raises:
@@ -83,6 +86,6 @@ class Tap:
             self.num_holes += 1
             self._keep_state(self._recorder, state, seq)
 
-    def _keep_state(self, recorder: Recorder | SeriesRecorder, state: EngineState, seq: int) -> None:
+    def _keep_state(self, recorder: "Recorder | SeriesRecorder", state: EngineState, seq: int) -> None:
         recorder.record_keyframe(seq, state.wall_time_ns + state.time_ns, encode_state(state))
         self._last_seq, self._last_at = seq, time.monotonic()
