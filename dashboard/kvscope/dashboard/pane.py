@@ -200,7 +200,7 @@ class LazyPane(StripPane):
             self.refresh()
             return
         for y, strip in self._painted.items():
-            if before.get(y) != strip:
+            if (known := before.get(y)) is not strip and known != strip:
                 self.refresh_line(y)
 
     def line_at(self, y: int) -> Strip:

@@ -15,7 +15,7 @@ from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
 from kvscope.dashboard.pane import MAX_COPIED_LINES, FollowingPane, LazyPane, StripPane
-from kvscope.dashboard.requests import Row, draw_request_row, last_preemptions, list_rows, row_facts
+from kvscope.dashboard.requests import Row, RowLister, draw_request_row, last_preemptions, row_facts
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
 from kvscope.dashboard.table import TableDrawing, draw_text
@@ -51,6 +51,7 @@ class RequestsPane(LazyPane):
         self._frame: Frame | None = None
         self._selected: str | None = None
         self._rows: list[Row] = []
+        self._lister = RowLister()
         self._preempted: dict[str, LogEntry] = {}
         self._lit: frozenset[str] = frozenset()
         self._text, self._query, self._order, self._following = "", EVERYTHING, SORTS[0], False
@@ -65,7 +66,7 @@ class RequestsPane(LazyPane):
 
     def prepare(self, width: int) -> int:
         frame = self._frame
-        self._rows = list_rows(frame, self._query, self._order) if frame is not None else []
+        self._rows = self._lister.rows(frame, self._query, self._order) if frame is not None else []
         if len(self._drawn) > MAX_DRAWN_ROWS:
             self._drawn.clear()
         self._preempted = last_preemptions(frame) if frame is not None else {}

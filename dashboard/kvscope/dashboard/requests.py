@@ -38,10 +38,28 @@ def order_requests(frame: Frame) -> list[RequestFrame]:
     return sorted(live, key=lambda request: rank.get(request.status, 2)) + ended[::-1]
 
 
+class RowLister:
+    """Lists the lines of a frame; of a request that is the same as in the last one, the last ones."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[Row]] = {}  # by request
+
+    def rows(self, frame: Frame, query: Query = EVERYTHING, order: str = SORTS[0]) -> list[Row]:
+        """Two or more lines per request that passes: the request, then one per sequence."""
+        requests = sort_requests(filter_requests(order_requests(frame), query), order)
+        before, self._rows, rows = self._rows, {}, []
+        for request in requests:
+            known = before.get(request.request_id)
+            if known is None or known[0].request is not request:
+                known = [Row(request, sequence) for sequence in (None, *request.sequences)]
+            self._rows[request.request_id] = known
+            rows += known
+        return rows
+
+
 def list_rows(frame: Frame, query: Query = EVERYTHING, order: str = SORTS[0]) -> list[Row]:
-    """Two or more lines per request that passes: the request, then one per sequence."""
-    requests = sort_requests(filter_requests(order_requests(frame), query), order)
-    return [Row(request, sequence) for request in requests for sequence in (None, *request.sequences)]
+    """Every line, from nothing."""
+    return RowLister().rows(frame, query, order)
 
 
 def last_preemptions(frame: Frame) -> dict[str, LogEntry]:
