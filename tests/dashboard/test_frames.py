@@ -159,6 +159,19 @@ def test_the_dashboard_never_loads_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_frame_that_cannot_be_built_is_told_and_the_last(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("kvscope.dashboard.pump.build_frame", broken)
+    posted, arrived = [], threading.Event()
+    pump = FramePump(view_of(article_batches()), lambda frame: posted.append(frame) or arrived.set() or True, fps=200)
+    pump.start()
+    assert arrived.wait(10)
+    pump.close()
+    assert [type(frame) for frame in posted] == [ZeroDivisionError]
+
+
 def test_a_silence_is_no_slow_work():
     """40 tokens a second, ten idle minutes, 40 tokens a second again."""
     engine, batches = crowded_engine()

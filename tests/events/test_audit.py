@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvscope.events import audit
 from kvscope.events import types as ev
 from kvscope.events.audit import Auditor, Finding, check_state
 from kvscope.events.types import Batch, Event
@@ -143,3 +144,10 @@ def test_idle_engine_holds_nothing(pool: Auditor, batch_of: MakeBatch) -> None:
     finished = (ev.RequestFinished(request_id="r1"), ev.RequestFinished(request_id="r2"))
     findings = pool.observe(batch_of(ALLOCATED, *finished))
     assert [finding.rule for finding in findings] == [7]
+
+
+def test_a_stream_of_faults_does_not_fill_the_memory(pool: Auditor, batch_of: MakeBatch, monkeypatch) -> None:
+    monkeypatch.setattr(audit, "MAX_FINDINGS", 3)
+    for number in range(5):
+        pool.observe(batch_of(ev.AuditFinding(rule=1, message=f"fault {number}")))
+    assert [finding.message for finding in pool.findings] == ["fault 0", "fault 1", "fault 2"]

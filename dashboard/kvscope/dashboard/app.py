@@ -39,9 +39,9 @@ MEDIUM_HEIGHT, TALL_HEIGHT = 30, 42  # from here on a narrow screen shows the ev
 
 
 class FrameReady(Message):
-    """A new picture from the reader thread; a newer one replaces it."""
+    """A new picture from the reader thread, or why there will be none; a newer one replaces it."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame | Exception) -> None:
         super().__init__()
         self.frame = frame
 
@@ -138,6 +138,8 @@ class DashboardApp(ActionsApp):
         return self._frame.revision
 
     def on_frame_ready(self, message: FrameReady) -> None:
+        if isinstance(message.frame, Exception):
+            raise message.frame
         self._frame = message.frame
         self._draw()
         self.when_there_is_room(self._pump.shown)

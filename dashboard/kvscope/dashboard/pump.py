@@ -10,10 +10,11 @@ from kvscope.transport.source import View
 class FramePump:
     """Builds frames off the UI thread. At most one frame is on its way: a busy screen drops frames, not keystrokes.
 
-    `post` is called from the reader thread and returns False once nobody listens.
+    `post` is called from the reader thread and returns False once nobody listens. It is given an exception where a
+    frame cannot be built, and nothing after it: a picture that stands still must not pass for a quiet engine.
     """
 
-    def __init__(self, view: View, post: Callable[[Frame], bool], fps: int) -> None:
+    def __init__(self, view: View, post: Callable[[Frame | Exception], bool], fps: int) -> None:
         self._view, self._post, self._interval_s = view, post, 1 / max(fps, 1)
         self._builder = FrameBuilder()
         self._seen: tuple[View, int] | None = None  # what the latest frame shows
@@ -53,8 +54,14 @@ class FramePump:
             stale = (view, view.revision) != self._seen or self._builder.owes_ledger
             if stale and not self._stop.is_set():
                 self._seen = view, view.revision
-                frame = build_frame(view, self._builder)
+                frame = self._build(view)
                 self._shown.clear()
-                if not self._post(frame):
+                if not self._post(frame) or isinstance(frame, Exception):
                     return
             self._stop.wait(self._interval_s)
+
+    def _build(self, view: View) -> Frame | Exception:
+        try:
+            return build_frame(view, self._builder)
+        except Exception as error:
+            return error

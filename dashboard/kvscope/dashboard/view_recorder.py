@@ -67,4 +67,6 @@ def recording_path() -> Path:
         data = os.environ.get("XDG_DATA_HOME", "")
         folder = (Path(data) if data.startswith("/") else Path.home() / ".local/share") / "kvscope"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / time.strftime("kvscope-%Y%m%d-%H%M%S.mcap")
+    now = time.strftime("kvscope-%Y%m%d-%H%M%S")
+    names = (f"{now}{again}.mcap" for again in ("", *(f"-{number}" for number in range(2, 100))))
+    return next(path for name in names if not (path := folder / name).exists())

@@ -21,6 +21,7 @@ from kvscope.events import types as ev
 from kvscope.events.state import EngineState, FoldError, SequenceState, apply_event, begin_batch
 from kvscope.events.types import Batch, Event
 
+MAX_FINDINGS = 10_000
 MAX_BLOCKS_CHECKED_EVERY_BATCH = 20_000
 STEPS_BETWEEN_CHECKS = 64  # single events are always checked
 
@@ -31,6 +32,11 @@ class Finding(NamedTuple):
     rule: int
     message: str
     step: int
+
+
+def keep_first(findings: list[Finding], found: list[Finding]) -> None:
+    """Add to `findings`, up to the limit: the first ones tell what went wrong, and a stream may bring them forever."""
+    findings += found[: max(MAX_FINDINGS - len(findings), 0)]
 
 
 class Auditor:
@@ -55,7 +61,7 @@ class Auditor:
         """Check and fold one event of a batch whose header has been applied with `begin_batch`."""
         found = check_event(self.state, event)
         self.state = apply_event(self.state, event)
-        self.findings += found
+        keep_first(self.findings, found)
         return found
 
     def finish_batch(self) -> list[Finding]:
@@ -66,7 +72,7 @@ class Auditor:
         told = {(finding.rule, finding.message) for finding in self._standing}
         found = [finding for finding in standing if (finding.rule, finding.message) not in told]
         self._standing = standing
-        self.findings += found
+        keep_first(self.findings, found)
         return found
 
 

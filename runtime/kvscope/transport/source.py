@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from kvscope.events.audit import Auditor, Finding
+from kvscope.events.audit import Auditor, Finding, keep_first
 from kvscope.events.describe import describe
 from kvscope.events.state import Breakpoints, EngineState, apply_event, begin_batch
 from kvscope.events.types import Batch, Event
@@ -141,11 +141,11 @@ class View:
         entries = []
         for event in batch.events:
             # The sentence of an event needs the state right after it, so events are observed one by one.
-            self.findings += self._auditor.observe_event(event)
+            keep_first(self.findings, self._auditor.observe_event(event))
             sentence = describe(event, self._auditor.state)
             if sentence is not None:
                 entries.append(LogEntry(seq, batch.step, batch.phase, batch.time_ns, event, sentence))
-        self.findings += self._auditor.finish_batch()
+        keep_first(self.findings, self._auditor.finish_batch())
         self.state = self._auditor.state
         self.log.extend(entries)
 
