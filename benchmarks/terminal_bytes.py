@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What the dashboard writes to its terminal, and whether a slow line slows anything but the screen; prints one table.
 
-    python benchmarks/terminal_bytes.py [--seconds 10] [--cases decode million ...]
+    python benchmarks/terminal_bytes.py [--seconds 10] [--cases decode million ...] [--textual]
 
 Every case is the real dashboard in a process of its own, on a pseudo-terminal that is read as fast as its line allows.
 A frame is what lies between the marks of a synchronised update. Letters that occur nowhere else are typed into the
 prompt: echo is the time until one of them is read back. Stall is the longest that a 5 ms timer of the event loop came
-late; `busy` is the same workload's share of one core (user and system time of the process, events included).
+late, write the longest that handing over a text to be written kept the loop; loop is its CPU time per frame; busy is
+the share of one core that the process had, events included. `--textual` runs each case once more with Textual's own
+output. On a busy machine only kB/s, loop and the ratios to Textual's output mean anything.
 
     decode    8 sequences of a real engine without a model, 1,024 blocks, 30 steps/s, at 12 frames/s
     million   1,000,000 blocks, 400 requests, 20,000 blocks allocated, written or released a second, scattered
@@ -122,13 +124,15 @@ class Line:
         self._tail = b"" if joined.endswith((FRAME, ASKS_FOR_SYNC)) else joined[-8:]
 
 
-def measure(case: Case, seconds: float) -> dict[str, float]:
+def measure(case: Case, seconds: float, *, textual: bool = False) -> dict[str, float]:
     """Run one case; what was seen, by column of the table."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", case.rows, case.columns, 0, 0))
     with tempfile.TemporaryDirectory(prefix="kvb") as directory:
         report = Path(directory) / "report"
         env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor", "XDG_CONFIG_HOME": directory}
+        if textual:
+            env["TERMINAL_BYTES_PEER"] = "textual"
         if case.is_ssh:
             env["SSH_CONNECTION"] = "10.0.0.1 1 10.0.0.2 22"
         command = [sys.executable, __file__, "--child", case.feed, "--fps", str(case.fps), "--report", str(report)]
@@ -167,9 +171,9 @@ def measure(case: Case, seconds: float) -> dict[str, float]:
     return {
         "kB/s": num_bytes / elapsed_s / 1e3,
         "frames/s": num_frames / elapsed_s,
-        "stall ms": inside["stall_ms"],
         "echo p95 ms": 1e3 * echoes[int(0.95 * (len(echoes) - 1))],
-        "busy %": inside["busy"],
+        **inside,
+        "loop ms": inside["loop ms"] / max(num_frames, 1),
     }
 
 
@@ -191,24 +195,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--cases", nargs="*", help="beginnings of their names; all unless given")
+    parser.add_argument("--textual", action="store_true", help="each case also with Textual's own output")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--fps", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         return show(args.child, args.fps, args.report)
-    columns = ("kB/s", "frames/s", "stall ms", "echo p95 ms", "busy %")
-    print(f"{'':<20}{'screen':>8}{'fps':>5}" + "".join(f"{name:>13}" for name in columns))
+    columns = ("kB/s", "frames/s", "stall ms", "write ms", "echo p95 ms", "loop ms", "busy %")
+    print(f"{'':<21}{'screen':>8}{'fps':>5}" + "".join(f"{name:>12}" for name in columns))
     failed = False
     for case in CASES:
         if args.cases and not case.name.startswith(tuple(args.cases)):
             continue
-        seen = measure(case, args.seconds)
-        words = verdict(case, seen)
-        failed |= "NOT" in words
-        size = f"{case.columns}x{case.rows}"
-        row = "".join(f"{seen[name]:>13,.1f}" for name in columns)
-        print(f"{case.name:<20}{size:>8}{case.fps:>5}{row}  {words}", flush=True)
+        for textual in (False, True) if args.textual else (False,):
+            seen = measure(case, args.seconds, textual=textual)
+            words = "" if textual else verdict(case, seen)
+            failed |= "NOT" in words
+            size = f"{case.columns}x{case.rows}"
+            row = "".join(f"{seen[name]:>12,.1f}" for name in columns)
+            label = "  as Textual sends it" if textual else case.name
+            print(f"{label:<21}{size:>8}{case.fps:>5}{row}  {words}", flush=True)
     return int(failed)
 
 
@@ -221,6 +228,8 @@ def show(feed: str, fps: int, report: Path) -> int:
     import asyncio
 
     from terminal_feeds import FEEDS
+    from textual.driver import Driver
+    from textual.drivers.linux_driver import LinuxDriver
 
     from kvscope.dashboard.app import DashboardApp
     from kvscope.dashboard.opening import FPS_OVER_SSH, is_over_ssh
@@ -234,11 +243,25 @@ def show(feed: str, fps: int, report: Path) -> int:
         """Notes how late a timer of its event loop comes."""
 
         CSS_PATH = Path(sys.modules[DashboardApp.__module__].__file__ or "").with_name("dashboard.tcss")
-        marks: ClassVar[list[tuple[float, float]]] = []
-        longest_s = 0.0
+        marks: ClassVar[list[tuple[float, float, float]]] = []
+        longest_s = longest_write_s = 0.0
+
+        def get_driver_class(self) -> type[Driver]:
+            usual = LinuxDriver if os.environ.get("TERMINAL_BYTES_PEER") else super().get_driver_class()
+
+            class Timed(usual):  # type: ignore[misc, valid-type]
+                """Notes how long a text is held before the event loop goes on."""
+
+                def write(driver, data: str) -> None:  # noqa: N805
+                    begun = time.monotonic()
+                    super().write(data)
+                    if len(self.marks) == 1:
+                        self.longest_write_s = max(self.longest_write_s, time.monotonic() - begun)
+
+            return Timed
 
         def on_mount(self) -> None:
-            signal.signal(signal.SIGUSR1, lambda *_: self.marks.append((time.monotonic(), cpu_s())))
+            signal.signal(signal.SIGUSR1, lambda *_: self.marks.append((time.monotonic(), cpu_s(), time.thread_time())))
             self.run_worker(self._watch())
             report.touch()
 
@@ -253,9 +276,14 @@ def show(feed: str, fps: int, report: Path) -> int:
     if is_over_ssh():
         app.max_frames_per_second = FPS_OVER_SSH
     code = run_screen(app)
-    (begun, cpu_begun), (ended, cpu_ended) = app.marks
-    busy = 100 * (cpu_ended - cpu_begun) / (ended - begun)
-    report.write_text(json.dumps({"stall_ms": 1e3 * app.longest_s, "busy": busy}))
+    (begun, cpu_begun, loop_begun), (ended, cpu_ended, loop_ended) = app.marks
+    seen = {
+        "stall ms": 1e3 * app.longest_s,
+        "write ms": 1e3 * app.longest_write_s,
+        "busy %": 100 * (cpu_ended - cpu_begun) / (ended - begun),
+        "loop ms": 1e3 * (loop_ended - loop_begun),
+    }
+    report.write_text(json.dumps(seen))
     return code
 
 
