@@ -26,6 +26,9 @@ class Mutant(NamedTuple):
     change: str
     source: str
 
+    def describe(self) -> str:
+        return f"{self.file}:{self.line}  {self.change}"
+
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
     """Every mutant of a file, in the order of its lines."""

@@ -117,6 +117,18 @@ def test_reuse_takes_a_block_out_of_the_cache() -> None:
         pool.reuse([0, 1])
 
 
+def test_a_hit_on_held_and_cached_blocks() -> None:
+    pool = BlockPool(3, 4)
+    pool.allocate(2)
+    pool.keep(0)
+    pool.keep(1)
+    pool.release([1])
+    pool.reuse([0, 1])
+    assert (pool.ref_counts, pool.num_cached_blocks) == ([2, 1, 0], 0)
+    assert pool.release([0, 1]) == ([1], [1])
+    assert pool.release([0]) == ([0], [0])
+
+
 class World(NamedTuple):
     """Everything that decides what can happen next, in a form that can be compared."""
 
