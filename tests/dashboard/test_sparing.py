@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 from contextlib import asynccontextmanager
 
 import pyte
 import pytest
 from test_app import live, running, until
 from textual._context import visible_screen_stack
+from textual.drivers.linux_driver import LinuxDriver
 from textual.messages import TerminalSupportsSynchronizedOutput
 
 from kvscope.dashboard import terminal_driver
@@ -190,3 +192,19 @@ async def test_a_key_sends_everything_again(monkeypatch):
         line.terminal.reset()
         await pilot.press("ctrl+l")
         await until(pilot, lambda: line.rows() == believed(app), "the picture again")
+
+
+async def test_leaving_waits_for_answers_that_would_else_be_typed_into_the_shell(monkeypatch):
+    async with on_a_line(monkeypatch, live()) as (app, pilot, line):
+        await until(pilot, lambda: line.rows() == believed(app), "the first picture")
+        answer = TerminalSupportsSynchronizedOutput()
+        line.process_message(answer)
+        line.ask_for_receipt()
+        received: list[int] = []
+        monkeypatch.setattr(LinuxDriver, "stop_application_mode", lambda _: received.append(line._size_received))
+        monkeypatch.setattr(terminal_driver, "GOODBYE_S", 60.0)
+        reader = threading.Timer(0.05, line.process_message, (answer,))
+        reader.start()
+        line.stop_application_mode()
+        assert received == [line._size_given]
+        reader.join()
