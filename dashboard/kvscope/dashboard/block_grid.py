@@ -76,11 +76,11 @@ class BlockGrid(StripPane):
         painted = {y: self._line(y, width, size.height) for y in range(top, top + height)}
         before, self._painted = self._painted, painted
         if size != self.virtual_size:
-            self.virtual_size = size
+            self.resize_content(size)
             self.refresh()
             return
         for y, strip in painted.items():
-            if before.get(y) != strip:
+            if (known := before.get(y)) is not strip and known != strip:
                 self.refresh_line(y)
 
     def _make_cells(self, top: int, height: int) -> Cells | None:

@@ -42,6 +42,10 @@ class Cells(NamedTuple):
         place = self._place(row)
         return self.symbols[place].tobytes(), self.looks[place].tobytes()
 
+    def length(self, row: int) -> int:
+        """How many cells it has."""
+        return len(self.looks[self._place(row)])
+
     def parts(self, row: int) -> list[Part]:
         """The row with neighbours of one style as one part."""
         place = self._place(row)

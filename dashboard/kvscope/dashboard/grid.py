@@ -3,6 +3,7 @@
 The zooms are those of grid_layout.py; those with one character per cell are drawn in cells.py.
 """
 
+from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
@@ -40,7 +41,8 @@ def draw_row(
         label.append((f"P{start}".rjust(layout.label_width - 1) + " ", theme.FAINT))
     if layout.zoom >= Zoom.DENSE:
         cells = cells or make_cells(pool, layout, range(row, row + 1), light, glyphs)
-        return make_strip([*label, *cells.parts(row)], width)
+        parts = [Segment(text, style) for text, style in (*label, *cells.parts(row))]
+        return Strip(parts, layout.label_width + cells.length(row)).adjust_cell_length(width)  # one cell a character
     draw = _draw_slots if layout.zoom is Zoom.SLOTS else _draw_block
     blocks = range(start, min(start + layout.blocks_per_row, pool.num_blocks))
     parts = [part for block_id in blocks for part in draw(pool, block_id, light, glyphs, layout.cell_width)]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding
 from textual.content import Content
@@ -27,6 +28,36 @@ def own_bindings(widget: Widget) -> list[Binding]:
     """The keys that a widget of ours has for itself, the most special first; not those of Textual's widgets."""
     ours = [cls for cls in type(widget).__mro__ if cls.__module__.startswith("kvscope.")]
     return [binding for cls in ours for binding in vars(cls).get("BINDINGS", ()) if isinstance(binding, Binding)]
+
+
+class Ground:
+    """A pane's own style, which lies under what is drawn, in the colours of the theme."""
+
+    def __init__(self, recolour: Recolour, base: Style) -> None:
+        self._recolour, self._base = recolour, base
+        self._styles: dict[Style | None, Style] = {}
+
+    def on(self, recolour: Recolour, base: Style) -> "Ground":
+        """This one while it is the same, else a new one."""
+        return self if recolour is self._recolour and base == self._base else Ground(recolour, base)
+
+    def lay(self, strip: Strip, start: int, width: int) -> Strip:
+        """`width` cells of a strip from `start` on, padded: in one pass, for a far zoom's line has a hundred parts."""
+        if start or strip.cell_length > width:
+            strip = strip.crop(start, start + width)
+        styles = self._styles
+        try:
+            parts = [Segment(text, styles[style]) for text, style, _ in strip]
+        except KeyError:
+            styles |= {style: self._blend(style) for _, style, _ in strip}
+            parts = [Segment(text, styles[style]) for text, style, _ in strip]
+        missing = width - strip.cell_length
+        return Strip([*parts, Segment(" " * missing, self._base)] if missing > 0 else parts, width)
+
+    def _blend(self, style: Style | None) -> Style:
+        if style is None:
+            return self._base
+        return self._base + (style if self._recolour.identity else self._recolour.style(style))
 
 
 class StripWidget(Widget):
@@ -68,7 +99,7 @@ class StripPane(ScrollView):
     def __init__(self, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._strips: list[Strip] = []
-        self._base_style = Style()
+        self._ground, self._room = Ground(Recolour(), Style()), 0
         self._title = self._subtitle = ""
 
     note = ""  # for the title
@@ -109,7 +140,7 @@ class StripPane(ScrollView):
         old, self._strips = self._strips, strips
         size = Size(self.content_width, len(strips))
         if size != self.virtual_size or len(old) != len(strips):
-            self.virtual_size = size
+            self.resize_content(size)
             self.refresh()
             return
         for y, strip in enumerate(strips):
@@ -119,6 +150,17 @@ class StripPane(ScrollView):
     def on_resize(self) -> None:
         self._decide_scrollbar()
         self.redraw()
+
+    def resize_content(self, size: Size) -> None:
+        """The content is as large as this now. The screen is laid out again only if the scrollbar comes or goes."""
+        has_bar = size.height > self.container_size.height
+        if has_bar != self.show_vertical_scrollbar or size.width != self.virtual_size.width:
+            self.virtual_size = size
+            return
+        self.set_reactive(Widget.virtual_size, size)
+        self.scroll_y = min(self.scroll_y, self.max_scroll_y)
+        if has_bar:
+            self.vertical_scrollbar.window_virtual_size = size.height
 
     def watch_virtual_size(self) -> None:
         self._decide_scrollbar()
@@ -135,14 +177,13 @@ class StripPane(ScrollView):
         return self._strips[y] if y < len(self._strips) else Strip([])
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        self._base_style = self.rich_style  # costly to look up, and the same for every line
+        """What is costly to look up is looked up once for all lines."""
+        self._ground, self._room = self._ground.on(_recolour(self), self.rich_style), self.size.width
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
         scroll_x, scroll_y = self.scroll_offset
-        strip = _recolour(self).strip(self.line_at(y + scroll_y))  # the base style is in the theme's colours already
-        strip = strip.crop_extend(scroll_x, scroll_x + self.size.width, self._base_style)
-        return strip.apply_style(self._base_style)
+        return self._ground.lay(self.line_at(y + scroll_y), scroll_x, self._room)
 
     def copied_text(self) -> str:
         """What the copy key puts on the clipboard."""
@@ -196,7 +237,7 @@ class LazyPane(StripPane):
         self._painted = {}
         self._painted = {y: self.line_at(y) for y in range(top, top + height)}
         if size != self.virtual_size:
-            self.virtual_size = size
+            self.resize_content(size)
             self.refresh()
             return
         for y, strip in self._painted.items():

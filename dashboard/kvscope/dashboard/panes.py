@@ -323,7 +323,7 @@ class EventsPane(FollowingPane):
         self._longest = self._measure()
         size, content = Size(self._longest + HEAD_WIDTH, len(self._log)), self.content_size
         if size != self.virtual_size:
-            self.virtual_size = size
+            self.resize_content(size)
         self.refresh(Region(0, 0, content.width, content.height))
         self.follow()
 
