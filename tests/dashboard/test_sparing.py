@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import re
 import threading
@@ -208,3 +209,22 @@ async def test_leaving_waits_for_answers_that_would_else_be_typed_into_the_shell
         line.stop_application_mode()
         assert received == [line._size_given]
         reader.join()
+
+
+class Gone:
+    """The file of a terminal that nobody holds any more."""
+
+    def write(self, text: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+async def test_a_terminal_that_has_gone_ends_the_dashboard(monkeypatch):
+    async with on_a_line(monkeypatch, live()) as (app, pilot, line):
+        await until(pilot, lambda: line.rows() == believed(app), "the first picture")
+        codes: list[int] = []
+        monkeypatch.setattr(app, "exit", lambda *, return_code: codes.append(return_code))
+        line._file._file = Gone()
+        line._num_given += 1
+        line._file.write("a frame")
+        await until(pilot, lambda: codes == [129], "the end")
+        assert line.has_room  # nobody waits for it

@@ -7,6 +7,7 @@ everything before it has arrived.
 """
 
 import asyncio
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class TerminalDriver(LinuxDriver):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._file: Any = _Told(self._file, self._take)
+        self._file: Any = _Told(self._file, self._take, self._lose)
         self._num_given = self._num_taken = 0  # texts; the second is the writer thread's
         self._size_given = self._size_received = 0  # characters
         self._asked: deque[tuple[float, int]] = deque()  # when, and how much had been given by then
@@ -108,6 +109,11 @@ class TerminalDriver(LinuxDriver):
         self._num_taken += 1
         self._tell()
 
+    def _lose(self) -> None:
+        """The terminal has gone. Whoever has no controlling terminal gets no SIGHUP, and would go on for ever."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: self._app.exit(return_code=128 + signal.SIGHUP))
+
     def _tell(self) -> None:
         """From another thread: there may be room."""
         if self._waiting:
@@ -116,15 +122,17 @@ class TerminalDriver(LinuxDriver):
 
 
 class _Told:
-    """A file that tells when the operating system has taken a text."""
+    """A file that tells when the operating system has taken a text, or never will."""
 
-    def __init__(self, file: IO[str], taken: Callable[[], None]) -> None:
-        self._file, self._taken = file, taken
+    def __init__(self, file: IO[str], taken: Callable[[], None], lost: Callable[[], None]) -> None:
+        self._file, self._taken, self._lost = file, taken, lost
 
     def write(self, text: str) -> None:
-        with suppress(OSError):  # the terminal has gone; a signal tells the app
+        try:
             self._file.write(text)
             self._file.flush()
+        except OSError:
+            self._lost()
         self._taken()
 
     def flush(self) -> None:
