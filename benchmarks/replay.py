@@ -23,14 +23,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
+
 from kvscope.engine.simulation import command
-from kvscope.events.codec import encode_state
+from kvscope.events.codec import encode_batch, encode_state
 from kvscope.events.state import EngineState, apply_batch
 from kvscope.transport.recording import Player, ReplaySource, open_recording
 from kvscope.transport.timetravel.clock import MAX_SPEED
 
 FRAMES_PER_S = 15
 CHECKED_FRAMES = 3
+PEER_BATCHES = 200
 
 
 def generate(path: Path, args: argparse.Namespace) -> None:
@@ -96,7 +99,7 @@ def play(source: ReplaySource) -> None:
         time.sleep(1 / FRAMES_PER_S)
         with view.lock:
             frames.append((view.last_seq, view.state.step))
-            if len(frames) % 8 == 1 and len(frames) < 8 * CHECKED_FRAMES:
+            if len(frames) % 8 == 4 and len(frames) < 8 * CHECKED_FRAMES and view.last_seq is not None:
                 frames[-1] = (view.last_seq, digest(view.state))
     elapsed_s = time.perf_counter() - started
     num_events = player.index.events_before[player.length]
@@ -118,6 +121,10 @@ def fold(player: Player, stop: int, clock: Callable[[], float]) -> None:
     row("folded, each batch shown with its log", f"{num_events / elapsed_s:,.0f} events/s")
     elapsed_s = timed(lambda: fold_all(player, stop), clock)
     row("folded, nothing shown", f"{num_events / elapsed_s:,.0f} events/s")
+    batches = [player.index.batch(position) for position in range(stop // 2, min(stop, stop // 2 + PEER_BATCHES))]
+    payloads, num_events = list(map(encode_batch, batches)), sum(len(batch.events) for batch in batches)
+    elapsed_s = timed(lambda: [msgpack.unpackb(payload) for payload in payloads], clock)
+    row("peer: msgpack.unpackb, no fold", f"{num_events / elapsed_s:,.0f} events/s")
 
 
 def fold_all(player: Player, stop: int) -> None:

@@ -8,27 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvscope.transport.recording import Recording
     from kvscope.transport.recording.reader import Progress
-    from kvscope.transport.recording.stored import StoredRecording
+    from kvscope.transport.recording.stored import AnyRecording
 
 PATIENCE_S, INTERVAL_S = 0.5, 0.2
 
 
-def open_files(files: Sequence[Path]) -> "StoredRecording | Recording":
-    """For looking around in it: from the disk where there is an index. Raises RecordingError."""
+def open_files(files: Sequence[Path]) -> "AnyRecording":
+    """One file from the disk, where it has an index or is large; several in memory. Raises RecordingError."""
     from kvscope.transport.recording import open_recording, read_series
 
     with _progress() as tell:
         return open_recording(files[0], tell) if len(files) == 1 else read_series(files, tell)
-
-
-def read_files(files: Sequence[Path]) -> "Recording":
-    """All batches, in memory. Raises RecordingError."""
-    from kvscope.transport.recording import read_series
-
-    with _progress() as tell:
-        return read_series(files, tell)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from kvscope.dashboard import flags
 from kvscope.dashboard.errors import CommandError, ExitCode
 from kvscope.dashboard.output import write_lines
-from kvscope.dashboard.reading import open_files, read_files
+from kvscope.dashboard.reading import open_files
 from kvscope.events.text import make_printable
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def check(
     words = assertions or []
     files = [file, *(Path(word) for word in takewhile(lambda word: Path(word).is_file(), words))]
     wanted = [*_read_rules(rules), *_parse(words[len(files) - 1 :])]
-    report = check_recording(read_files(files), wanted)
+    report = check_recording(open_files(files), wanted)
     write_lines([msgspec.json.encode(report).decode()] if as_json else check_lines(report))
     return ExitCode.OK if report.ok else ExitCode.FAILURE
 
@@ -86,7 +86,7 @@ def stats(files: Files, as_json: AsJson = False) -> int:
     from kvscope.analysis.stats import measure
     from kvscope.analysis.stats_text import stats_lines
 
-    figures = measure(read_files(files))
+    figures = measure(open_files(files))
     write_lines([msgspec.json.encode(figures).decode()] if as_json else stats_lines(_shown(files), figures))
     return ExitCode.OK
 
@@ -115,7 +115,7 @@ def diff(
     from kvscope.transport.recording import files_of
 
     sides = files_of(a), files_of(b)
-    difference = diff_recordings(*map(read_files, sides))
+    difference = diff_recordings(*map(open_files, sides))
     shown = map(_shown, sides)
     write_lines([msgspec.json.encode(difference).decode()] if as_json else diff_lines(*shown, difference))
     return ExitCode.OK if difference.same else ExitCode.FAILURE
@@ -154,7 +154,7 @@ def export(
             raise CommandError(f"{output} is the recording itself; choose another file for -o")
     if at is not None:
         return _export_screen(files, at, size, output, ascii_only=ascii_only, force=force)
-    recording = read_files(files)
+    recording = open_files(files)
     write_lines(event_lines(recording) if events else pool_rows(recording), output, force=force)
     _tell_missing(files, recording.missing)
     return ExitCode.OK

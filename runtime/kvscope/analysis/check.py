@@ -13,7 +13,7 @@ from kvscope.analysis.wording import counted, hole_sentences
 from kvscope.events.audit import Auditor, Finding, check_event, check_state
 from kvscope.events.state import EngineState
 from kvscope.events.types import Event
-from kvscope.transport.recording import Recording
+from kvscope.transport.recording.stored import AnyRecording
 
 FOLD_RULE = 8  # the fold of the events is the engine's state
 
@@ -75,7 +75,7 @@ class AuditTrail(Observer):
         self._known = {(finding.rule, finding.message) for finding in found}
 
 
-def check(recording: Recording, assertions: Sequence[Assertion] = ()) -> CheckReport:
+def check(recording: AnyRecording, assertions: Sequence[Assertion] = ()) -> CheckReport:
     """One pass over the recording."""
     meter, audit, log = PoolMeter(), AuditTrail(), RequestLog()
     series = PoolSeries(meter)
@@ -99,7 +99,7 @@ def _recorded(finding: Finding, seq: int) -> RecordedFinding:
     return RecordedFinding(finding.rule, finding.message, finding.step, seq)
 
 
-def _faults_of_the_stream(recording: Recording, passed: Walk) -> list[RecordedFinding]:
+def _faults_of_the_stream(recording: AnyRecording, passed: Walk) -> list[RecordedFinding]:
     """Batches that are not there, or do not fit: what follows says nothing about the engine until a full state."""
     found = [
         RecordedFinding(FOLD_RULE, f"batch {misfit.seq} does not fit: {misfit.message}", misfit.step, misfit.seq)
@@ -114,7 +114,7 @@ def _faults_of_the_stream(recording: Recording, passed: Walk) -> list[RecordedFi
     return found
 
 
-def _notes(recording: Recording, passed: Walk) -> Iterator[str]:
+def _notes(recording: AnyRecording, passed: Walk) -> Iterator[str]:
     if recording.initial_seq is not None:
         yield f"it begins with the state after batch {recording.initial_seq}; what was before is not in it"
     if recording.missing is not None:
@@ -147,7 +147,7 @@ def _quantities(passed: Walk, series: PoolSeries, log: RequestLog) -> dict[str, 
     }
 
 
-def _assess(assertion: Assertion, quantities: dict[str, int], recording: Recording, passed: Walk) -> AssertionResult:
+def _assess(assertion: Assertion, quantities: dict[str, int], recording: AnyRecording, passed: Walk) -> AssertionResult:
     if isinstance(assertion, Comparison):
         actual = quantities[assertion.quantity]
         return AssertionResult(str(assertion), assertion.holds(actual), str(actual))

@@ -16,7 +16,7 @@ from kvscope.analysis.request_memory import RequestCost, RequestMemory
 from kvscope.analysis.stats import PoolSeries, Stats, summarize
 from kvscope.analysis.walk import walk
 from kvscope.events.types import SamplingParams
-from kvscope.transport.recording import Recording
+from kvscope.transport.recording.stored import AnyRecording
 
 
 class TokenDifference(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class _Side(NamedTuple):
     held_by_step: list[int]
 
 
-def diff(a: Recording, b: Recording) -> Diff:
+def diff(a: AnyRecording, b: AnyRecording) -> Diff:
     """One pass over each."""
     sides = _read(a), _read(b)
     pairs = list(_pair([*sides[0].requests], [*sides[1].requests]))
@@ -130,7 +130,7 @@ TOTALS: dict[str, Callable[[Stats], float | None]] = {
 }
 
 
-def _read(recording: Recording) -> _Side:
+def _read(recording: AnyRecording) -> _Side:
     meter, log, memory = PoolMeter(), RequestLog(), RequestMemory()
     series = PoolSeries(meter)
     passed = walk(recording, meter, series, log, memory)

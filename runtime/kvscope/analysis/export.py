@@ -12,7 +12,7 @@ from kvscope.analysis.walk import Observer, walk
 from kvscope.events.columns import column_to_list
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Event
-from kvscope.transport.recording import Recording
+from kvscope.transport.recording.stored import AnyRecording
 
 POOL_COLUMNS = (
     "seq",
@@ -29,7 +29,7 @@ POOL_COLUMNS = (
 )
 
 
-def event_lines(recording: Recording) -> Iterator[str]:
+def event_lines(recording: AnyRecording) -> Iterator[str]:
     """One JSON object per event: `seq`, `step`, `phase`, `time_ns`, `type`, then the event's own fields.
 
     A recording that began in mid-life begins with a `full_state`, so that the lines can be folded.
@@ -42,7 +42,7 @@ def event_lines(recording: Recording) -> Iterator[str]:
             yield _event_line(seq, batch.step, batch.phase, batch.time_ns, event)
 
 
-def pool_rows(recording: Recording) -> Iterator[str]:
+def pool_rows(recording: AnyRecording) -> Iterator[str]:
     """CSV with a heading; one row for the pool after each batch that fits, times from the engine's start."""
     series = _PoolRows(PoolMeter())
     walk(recording, series.meter, series)

@@ -11,7 +11,7 @@ from kvscope.analysis.pool_meter import PoolMeter, block_size_of
 from kvscope.analysis.request_log import RequestLog, RequestRecord
 from kvscope.analysis.walk import Observer, Walk, walk
 from kvscope.events.state import Counters, EngineState
-from kvscope.transport.recording import Recording
+from kvscope.transport.recording.stored import AnyRecording
 
 NS_PER_S = 1e9
 
@@ -124,7 +124,7 @@ class PoolSeries(Observer):
         )
 
 
-def measure(recording: Recording) -> Stats:
+def measure(recording: AnyRecording) -> Stats:
     """One pass over the recording."""
     meter = PoolMeter()
     series, log = PoolSeries(meter), RequestLog()
@@ -133,7 +133,7 @@ def measure(recording: Recording) -> Stats:
     return summarize(recording, passed, series, log)
 
 
-def summarize(recording: Recording, passed: Walk, series: PoolSeries, log: RequestLog) -> Stats:
+def summarize(recording: AnyRecording, passed: Walk, series: PoolSeries, log: RequestLog) -> Stats:
     """The figures of a pass that these two have observed."""
     state, counters = passed.state, count(passed)
     busy_s = log.busy_ns / NS_PER_S
@@ -187,7 +187,7 @@ def percentile(values: list[float], percent: float) -> float | None:
     return sorted(values)[max(int(rank) - 1, 0)]
 
 
-def _first_ns(recording: Recording) -> int:
+def _first_ns(recording: AnyRecording) -> int:
     if recording.initial_state is not None:
         return recording.initial_state.time_ns
     return next((batch.time_ns for _, batch in recording.batches), 0)

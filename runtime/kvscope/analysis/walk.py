@@ -12,7 +12,7 @@ from kvscope.events.state import EngineState, FoldError, FullState, apply_event,
 from kvscope.events.text import make_printable
 from kvscope.events.types import Batch, Event
 from kvscope.transport.healing import receivable
-from kvscope.transport.recording import Recording
+from kvscope.transport.recording.stored import AnyRecording
 
 
 class Hole(NamedTuple):
@@ -69,7 +69,7 @@ class _Hooks:
         self.after_batch = [o.after_batch for o in observers if type(o).after_batch is not Observer.after_batch]
 
 
-def walk(recording: Recording, *observers: Observer) -> Walk:
+def walk(recording: AnyRecording, *observers: Observer) -> Walk:
     """Fold the recording from its beginning to its end; the recording is left as it is."""
     result, hooks = Walk(EngineState()), _Hooks(observers)
     if recording.initial_state is not None:

@@ -32,7 +32,7 @@ from kvscope.transport.recording.format import (
     SEQUENCE_MODULUS,
     RecordingError,
 )
-from kvscope.transport.recording.reader import unpack_chunk
+from kvscope.transport.recording.reader import Recording, unpack_chunk
 
 CACHED_CHUNKS = 4
 CACHED_BATCHES = 256
@@ -77,6 +77,10 @@ class StoredRecording:
         self.initial_state = decode_state(initial, printable=True) if initial is not None else None
         first = self.columns.seqs[0] if len(self.columns) else 0
         self.initial_seq = first - 1 if initial is not None else None
+
+    @property
+    def last_seq(self) -> int | None:
+        return self.columns.seqs[-1] if len(self.columns) else self.initial_seq
 
     def close(self) -> None:
         """Nothing can be read afterwards. Idempotent."""
@@ -217,3 +221,6 @@ class _Batches(Sequence[tuple[int, Batch]]):
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         return map(self._recording.batch, range(len(self)))
+
+
+AnyRecording = Recording | StoredRecording  # in memory, or on disk
