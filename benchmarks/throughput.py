@@ -208,8 +208,9 @@ def competitors(options: argparse.Namespace, loaded: LoadedModel) -> Iterator[di
     """The peers that were asked for and can run; transformers' have a model of their own, as it is."""
     dtype = getattr(torch, options.dtype)
     own = AutoModelForCausalLM.from_pretrained(resolve_model(options.model), dtype=dtype).eval()
-    peers = {"kvscope": Kvscope(loaded), "generate": Generate(own), "generate_batch": GenerateBatch(own)}
     with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(contextlib.closing(Kvscope(loaded)))
+        peers = {"kvscope": engine, "generate": Generate(own), "generate_batch": GenerateBatch(own)}
         if options.llama_python is not None:
             from gguf_file import write_gguf
 

@@ -4,6 +4,7 @@ Every peer has `run(jobs)`: serve the jobs as they arrive and return the tokens 
 their own ways only: same weights, same prompts, same threads, everything loaded and warmed up before.
 """
 
+import itertools
 import json
 import subprocess
 import time
@@ -18,7 +19,7 @@ from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.model_loader import LoadedModel
 from kvscope.events.types import SamplingParams
-from kvscope.transport.publisher import NullPublisher, Publisher
+from kvscope.transport.publisher import Publisher
 
 MAX_BATCH = 16  # of the static batches and of the engine's sequences
 NEVER = -1  # an end-of-sequence token that no model has
@@ -32,36 +33,36 @@ class Job(NamedTuple):
     new_tokens: int
 
 
-@dataclass
 class Kvscope:
-    """The engine with its default settings but for prefix caching; events go to a publisher, or nowhere."""
+    """The engine with its default settings but for prefix caching; its events go to a publisher."""
 
-    loaded: LoadedModel
-    events: bool = True
-
-    def run(self, jobs: Sequence[Job]) -> list[list[int]]:
-        num_blocks = sum(-(-(len(job.prompt) + job.new_tokens) // 16) for job in jobs)
+    def __init__(self, loaded: LoadedModel) -> None:
         config = EngineConfig(
-            num_gpu_blocks_override=num_blocks,
+            num_gpu_blocks_override=1024,
             enable_prefix_caching=False,
             max_num_batched_tokens=2048,
             max_num_seqs=MAX_BATCH,
         )
-        sink = Publisher("inproc://throughput") if self.events else NullPublisher()
-        engine = build_engine(prepare(config, loaded=self.loaded), sink)
-        started, waiting, requests = time.perf_counter(), list(enumerate(jobs)), []
-        while waiting or engine.has_work():
-            while waiting and waiting[0][1].arrival_s <= time.perf_counter() - started:
-                number, job = waiting.pop(0)
+        self._publisher = Publisher("inproc://throughput")
+        self._engine = build_engine(prepare(config, loaded=loaded), self._publisher)
+        self._numbers = itertools.count()
+
+    def run(self, jobs: Sequence[Job]) -> list[list[int]]:
+        started, waiting, requests = time.perf_counter(), list(jobs), []
+        while waiting or self._engine.has_work():
+            while waiting and waiting[0].arrival_s <= time.perf_counter() - started:
+                job = waiting.pop(0)
                 params = SamplingParams(temperature=0.0, max_tokens=job.new_tokens, ignore_eos=True)
-                requests.append(engine.submit("", params, f"r{number}", job.prompt))
-            if engine.has_work():
-                engine.step()
+                requests.append(self._engine.submit("", params, f"r{next(self._numbers)}", job.prompt))
+            if self._engine.has_work():
+                self._engine.step()
             else:
                 time.sleep(0.001)
-        if isinstance(sink, Publisher):
-            sink.close()
         return [list(request.sequences[0].generated) for request in requests]
+
+    def close(self) -> None:
+        """End the publisher's thread."""
+        self._publisher.close()
 
 
 @dataclass
