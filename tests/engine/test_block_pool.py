@@ -129,6 +129,14 @@ def test_a_hit_on_held_and_cached_blocks() -> None:
     assert pool.release([0]) == ([0], [0])
 
 
+def test_room_that_is_there_already_is_no_event() -> None:
+    events: list[Event] = []
+    tables, sequence = BlockTables(BlockPool(3, 4), events), Sequence("r.0", 0, [])
+    for num_positions in (5, 5, 8, 3):
+        tables.grow(sequence, num_positions)
+    assert (sequence.block_table, len(events)) == ([0, 1], 1)
+
+
 class World(NamedTuple):
     """Everything that decides what can happen next, in a form that can be compared."""
 
