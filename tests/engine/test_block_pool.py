@@ -135,6 +135,17 @@ def test_room_that_is_there_already_is_no_event() -> None:
     for num_positions in (5, 5, 8, 3):
         tables.grow(sequence, num_positions)
     assert (sequence.block_table, len(events)) == ([0, 1], 1)
+    assert tables.release(Sequence("r.1", 1, [])) == []
+    assert len(events) == 1
+
+
+def test_a_copy_leaves_what_is_reserved_behind_it() -> None:
+    tables, parent, child = BlockTables(BlockPool(8, 4), []), Sequence("r.0", 0, []), Sequence("r.1", 1, [])
+    tables.grow(parent, 12)
+    parent.num_computed = 6
+    tables.fork(parent, child)
+    assert tables.prepare(Extent(child, 6, 7)) == [BlockCopy(1, 3)]
+    assert (parent.block_table, child.block_table) == ([0, 1, 2], [0, 3, 2])
 
 
 class World(NamedTuple):
