@@ -84,7 +84,7 @@ def _mutate(node: ast.AST) -> Iterator[tuple[str, "Undo"]]:
             yield f"if {_text(node.test)} always false", _set(node, "test", ast.Constant(value=False))
         case ast.Expr(value=ast.Call()):
             yield f"{_text(node)} dropped", _set(node, "value", ast.Constant(value=None))
-        case ast.Return(value=ast.AST()):
+        case ast.Return(value=ast.AST() as value) if not (isinstance(value, ast.Constant) and value.value is None):
             yield f"{_text(node)} returns None", _set(node, "value", ast.Constant(value=None))
 
 

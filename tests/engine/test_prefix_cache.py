@@ -258,3 +258,16 @@ def test_a_released_sequence_is_indexed_again(fake_engine: Any) -> None:
     assert victim.num_preemptions == 1
     run(fixture, "c", [9] * 7 + victim.sequences[0].generated, max_tokens=1)
     assert lookups(fixture)[-1].num_hit_tokens == 12  # all that b wrote after it came back
+
+
+def test_a_key_covers_its_own_blocks_tokens_and_a_block_that_is_back_is_not_remembered_as_lost(cached: Any) -> None:
+    request = run(cached, "a", PROMPT)
+    events = [event for batch in cached.sink.batches for event in batch.events]
+    assert not any(isinstance(event, ev.BlocksReused) for event in events)  # no hit, no event
+    first = next_key(root_key(""), PROMPT[:4])
+    assert request.sequences[0].block_keys[:2] == [first, next_key(first, PROMPT[4:8])]
+    cache = cached.engine.scheduler._prefixes._cache
+    cache.evict(0, Eviction(1, "b.0"))
+    assert list(cache._evictions) == [first]
+    assert cache.insert(0, first, root_key(""), tuple(PROMPT[:4]))
+    assert list(cache._evictions) == []
