@@ -92,6 +92,7 @@ class Campaign:
         receiver, sender = os.pipe()
         for worker in range(self._num_workers):
             if os.fork() == 0:
+                os.close(receiver)  # so that writing fails once the parent is gone
                 self._work(range(worker, len(self.mutants), self._num_workers), items, sender)
         os.close(sender)
         started = time.monotonic()
