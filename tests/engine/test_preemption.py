@@ -91,6 +91,7 @@ def test_cancelled_while_swapped_out(fake_engine: Any) -> None:
     [
         ("recompute", 1, 9, 500, ("recompute", "asked")),
         ("swap", 3, 3, 1, ("swap", "asked")),
+        ("swap", 1, 1, 1, ("swap", "asked")),
         ("swap", 4, 3, 1, ("recompute", "no_host_room")),
         ("swap", 0, 3, 0, ("recompute", "no_host_room")),
         ("auto", 4, 3, 500, ("recompute", "no_host_room")),

@@ -82,7 +82,8 @@ def test_the_token_budget_is_a_reason_too(fake_engine: Any) -> None:
     submit(fixture, "a", 8)
     submit(fixture, "b", 2)
     fixture.engine.step()
-    assert [(e.request_id, e.kind) for e in events(fixture, ev.RequestWaiting)] == [("b", "token_budget")]
+    [reason] = events(fixture, ev.RequestWaiting)
+    assert (reason.request_id, reason.kind, reason.needed, reason.available) == ("b", "token_budget", 1, 0)
     fixture.run()
 
 
@@ -234,6 +235,25 @@ def test_nobody_is_admitted_in_the_step_of_a_preemption(fake_engine: Any) -> Non
         e for b in fixture.sink.batches if b.step == step for e in b.events if isinstance(e, ev.RequestAdmitted)
     ]
     assert admitted == []
+
+
+@pytest.mark.parametrize(("num_blocks", "n", "max_tokens", "victim_of"), [(5, 2, 4, "a"), (8, 3, 6, "b")])
+def test_not_even_one_that_would_fit(
+    fake_engine: Any, num_blocks: int, n: int, max_tokens: int, victim_of: str
+) -> None:
+    """Candidates that say the same hold a last block each, and need one for all of them when they come back."""
+    fixture = fake_engine(num_blocks=num_blocks, prefix_caching=False)
+    submit(fixture, "a", 7, max_tokens=6)
+    submit(fixture, "b", 6, max_tokens=max_tokens, n=n, temperature=0.0)
+    while not fixture.engine.counters.preemptions:
+        fixture.engine.step()
+    assert [event.for_request_id for event in events(fixture, ev.RequestPreempted)] == [victim_of]
+    assert [event.request_id for event in events(fixture, ev.RequestAdmitted)] == ["a", "b"]
+    reason = events(fixture, ev.RequestWaiting)[-1]
+    assert (reason.request_id, reason.kind) == ("b", "order")
+    fixture.engine.step()
+    assert [event.request_id for event in events(fixture, ev.RequestAdmitted)] == ["a", "b", "b"]
+    fixture.run()
 
 
 def test_the_text_of_the_end_of_sequence_token_is_not_said(fake_engine: Any) -> None:

@@ -1,0 +1,64 @@
+"""The host pool's arithmetic: what is announced is what is taken."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvscope.engine.block_pool import BlockPool
+from kvscope.engine.block_tables import BlockTables, Extent
+from kvscope.engine.request import Sequence
+from kvscope.engine.scheduler import Limits, Scheduler
+from kvscope.engine.swapping import Swapper
+from kvscope.events.types import Event
+
+BLOCK_SIZE = 4
+
+
+def compute(tables: BlockTables, sequence: Sequence, stop: int) -> None:
+    tables.prepare(Extent(sequence, sequence.num_computed, stop))
+    sequence.num_computed = stop
+
+
+@given(
+    num_common=st.integers(1, 10),
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    more=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+)
+def test_coming_back_takes_the_blocks_that_were_announced(num_common: int, lengths: list[int], more: list[int]) -> None:
+    """Candidates with a common history, each a bit longer; some compute on when they are back, some do not."""
+    events: list[Event] = []
+    tables = BlockTables(BlockPool(64, BLOCK_SIZE), events)
+    swapper = Swapper(tables, 64, events)
+    family = [Sequence(f"r.{index}", index, [1] * 40) for index in range(len(lengths))]
+    compute(tables, family[0], num_common)
+    for sequence in family[1:]:
+        tables.fork(family[0], sequence)
+        sequence.num_computed = num_common
+    for sequence, length in zip(family, lengths, strict=True):
+        if length:
+            compute(tables, sequence, num_common + length)
+    announced = swapper.host_blocks_needed(family)
+    swapper.swap_out(family)
+    assert 64 - swapper.host_pool.num_available_blocks == announced
+    limits = [(sequence, sequence.num_computed + extra) for sequence, extra in zip(family, more, strict=False)]
+    needed, before = swapper.blocks_needed(limits), tables.pool.num_available_blocks
+    assert before == 64
+    swapper.swap_in(family)
+    for sequence, limit in limits:
+        if limit > sequence.num_computed:
+            compute(tables, sequence, limit)
+    assert before - tables.pool.num_available_blocks == needed
+    assert swapper.host_pool.num_available_blocks == 64
+
+
+def test_a_sequence_that_holds_nothing_on_the_host_gives_nothing_back() -> None:
+    events: list[Event] = []
+    tables = BlockTables(BlockPool(8, BLOCK_SIZE), events)
+    sequence = Sequence("r.0", 0, [1] * 8, num_computed=3)
+    Swapper(tables, 4, events).release(sequence)
+    assert (events, sequence.num_computed) == ([], 3)
+
+
+def test_without_a_swapper_there_is_no_host_pool() -> None:
+    events: list[Event] = []
+    scheduler = Scheduler(BlockTables(BlockPool(8, BLOCK_SIZE), events), Limits(8, 8, 8), events)
+    assert scheduler.swapper.host_pool.num_blocks == 0
