@@ -1,10 +1,13 @@
 """Continuous batching: order, budgets, admission with its reasons, preemption. Without a model."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvscope.engine.engine import RequestRefusedError
+from kvscope.engine.request import Sequence
+from kvscope.engine.scheduler import count_written_positions
 from kvscope.events import types as ev
 from kvscope.events.types import SamplingParams
 
@@ -237,9 +240,9 @@ def test_nobody_is_admitted_in_the_step_of_a_preemption(fake_engine: Any) -> Non
     assert admitted == []
 
 
-@pytest.mark.parametrize(("num_blocks", "n", "max_tokens", "victim_of"), [(5, 2, 4, "a"), (8, 3, 6, "b")])
+@pytest.mark.parametrize(("num_blocks", "n", "max_tokens", "victim_of", "lost"), [(5, 2, 4, "a", 7), (8, 3, 6, "b", 8)])
 def test_not_even_one_that_would_fit(
-    fake_engine: Any, num_blocks: int, n: int, max_tokens: int, victim_of: str
+    fake_engine: Any, num_blocks: int, n: int, max_tokens: int, victim_of: str, lost: int
 ) -> None:
     """Candidates that say the same hold a last block each, and need one for all of them when they come back."""
     fixture = fake_engine(num_blocks=num_blocks, prefix_caching=False)
@@ -250,7 +253,9 @@ def test_not_even_one_that_would_fit(
     assert [event.for_request_id for event in events(fixture, ev.RequestPreempted)] == [victim_of]
     assert [event.request_id for event in events(fixture, ev.RequestAdmitted)] == ["a", "b"]
     reason = events(fixture, ev.RequestWaiting)[-1]
-    assert (reason.request_id, reason.kind) == ("b", "order")
+    assert (reason.request_id, reason.kind, reason.needed, reason.available) == ("b", "order", 0, 0)
+    [preempted] = events(fixture, ev.RequestPreempted)
+    assert (preempted.blocks_gained, preempted.tokens_lost) == (n + 1, lost)  # what is common counts once
     fixture.engine.step()
     assert [event.request_id for event in events(fixture, ev.RequestAdmitted)] == ["a", "b", "b"]
     fixture.run()
@@ -322,3 +327,37 @@ def test_a_fork_copies_exactly_where_its_last_block_has_room(fake_engine: Any, n
     assert [event.num_slots for event in copied] == [num_slots] * (n - 1 if num_slots else 0)
     assert fixture.sink.auditor.findings == []
     assert len({event.target_block for event in copied}) == len(copied)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 4])
+def test_no_step_exceeds_its_budget_and_nothing_is_scheduled_for_nothing(fake_engine: Any, budget: int) -> None:
+    fixture = fake_engine(num_blocks=16, max_num_batched_tokens=budget)
+    submit(fixture, "a", 3, n=3)
+    submit(fixture, "b", 2)
+    fixture.run()
+    for event in events(fixture, ev.StepScheduled):
+        assert sum(event.num_scheduled_tokens) <= budget
+        assert 0 not in event.num_scheduled_tokens
+
+
+def test_what_the_worst_case_leaves_is_told_also_when_it_is_nothing(fake_engine: Any) -> None:
+    fixture = fake_engine(num_blocks=4, admission="worst-case")
+    submit(fixture, "a", 8, max_tokens=9)
+    submit(fixture, "b", 2, max_tokens=2)
+    fixture.engine.step()
+    [reason] = events(fixture, ev.RequestWaiting)
+    assert (reason.request_id, reason.kind, reason.needed, reason.available) == ("b", "worst_case", 1, 0)
+    fixture.run()
+
+
+def test_written_positions_that_are_common_count_once() -> None:
+    def request(*computed: int, forked: bool = True) -> Any:
+        sequences = [
+            Sequence(f"r.{i}", i, [1], num_computed=n, block_table=[i] if n else []) for i, n in enumerate(computed)
+        ]
+        return SimpleNamespace(forked=forked, sequences=sequences)
+
+    assert count_written_positions(request(5, 0, forked=False), 9) == 5
+    assert count_written_positions(request(8, 10), 6) == 6 + 2 + 4
+    assert count_written_positions(request(8, 7), 9) == 8
+    assert count_written_positions(request(0, 0), 6) == 0
