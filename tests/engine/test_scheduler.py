@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from kvscope.engine.block_pool import BlockPool
+from kvscope.engine.block_tables import BlockTables
 from kvscope.engine.engine import RequestRefusedError
 from kvscope.engine.request import Sequence
-from kvscope.engine.scheduler import count_written_positions
+from kvscope.engine.scheduler import Limits, Scheduler, count_written_positions
 from kvscope.events import types as ev
 from kvscope.events.types import SamplingParams
 
@@ -361,3 +363,19 @@ def test_written_positions_that_are_common_count_once() -> None:
     assert count_written_positions(request(8, 10), 6) == 6 + 2 + 4
     assert count_written_positions(request(8, 7), 9) == 8
     assert count_written_positions(request(0, 0), 6) == 0
+
+
+def test_blocks_to_run_count_what_is_common_once_and_a_fork_not_yet_made_not_at_all() -> None:
+    events: list[ev.Event] = []
+    scheduler = Scheduler(BlockTables(BlockPool(64, 4), events), Limits(64, 8, 64), events)
+
+    def needed(fork_at: int, *lengths: int) -> int:
+        alive = [Sequence(f"r.{index}", index, [1] * length) for index, length in enumerate(lengths)]
+        return scheduler._blocks_to_run(
+            SimpleNamespace(swapped_out=False, fork_at=fork_at, alive_sequences=lambda: alive)
+        )
+
+    assert needed(9, 9, 9) == 3  # one table, until somebody has chosen
+    assert needed(9, 12, 13) == 2 + 1 + 2
+    assert needed(9, 12, 12, 17) == 2 + 1 + 1 + 3
+    assert needed(8, 13) == 4
