@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from dashboard_story import StoryEngine, StorySource, article_batches, candidates_batches, crowded_engine
 from rich.cells import cell_len
+from textual._context import visible_screen_stack
 from textual.binding import Binding
 from textual.widgets import Input, SelectionList
 from textual.widgets._footer import FooterKey
@@ -45,8 +46,14 @@ async def until(pilot, condition, what: str = "", timeout_s: float = 10.0):
         await pilot.pause(0.01)
 
 
+def strips_of(app):
+    """What is on the screen. A dialogue remembers the screen it drew behind itself, and may be drawn first from here."""
+    visible_screen_stack.set(app._background_screens)
+    return app.screen._compositor.render_strips()
+
+
 def screen_text(app) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+    return "\n".join(strip.text for strip in strips_of(app))
 
 
 @asynccontextmanager
@@ -533,7 +540,7 @@ async def test_hostile_text_is_only_text_everywhere():
         assert all(cell_len(line) == 160 for line in text.splitlines())
         metas = [
             segment.style.meta
-            for strip in app.screen._compositor.render_strips()
+            for strip in strips_of(app)
             for segment in strip
             if segment.style and segment.style.meta
         ]

@@ -12,7 +12,7 @@ from dashboard_story import StoryEngine, StorySource
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from test_app import screen_text, until
+from test_app import screen_text, strips_of, until
 
 from kvscope.dashboard.app import DashboardApp
 from kvscope.events import types as ev
@@ -78,7 +78,7 @@ def story(words: str, reply: str, cut: int) -> list[bytes]:
 
 def assert_harmless(app: Any) -> str:
     """The screen's text, of characters that a terminal only shows, on lines of one width."""
-    strips = app.screen._compositor.render_strips()
+    strips = strips_of(app)
     text = "\n".join(strip.text for strip in strips)
     assert not {unicodedata.category(character) for character in text if character != "\n"} & OBEYED, ascii(text)
     assert {cell_len(strip.text) for strip in strips} == {app.size.width}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dashboard_story import candidates_batches
-from test_app import live, recording_of, running, screen_text, until
+from test_app import live, recording_of, running, screen_text, strips_of, until
 from textual.app import App
 from textual.command import CommandPalette
 from textual.screen import Screen
@@ -142,7 +142,7 @@ async def test_a_palette_of_ones_own_lies_on_top():
 
 
 def grounds(app) -> set[str]:
-    strips = app.screen._compositor.render_strips()
+    strips = strips_of(app)
     return {s.style.bgcolor.name for strip in strips for s in strip if s.style is not None and s.style.bgcolor}
 
 
@@ -151,6 +151,6 @@ async def test_without_colours_none_is_sent(monkeypatch):
     async with running(live(num_steps=2), (80, 24), look=Look(theme="kvscope-light")) as (app, pilot):
         await pilot.press("2", "down", "down")
         await until(pilot, lambda: app._selected is not None)
-        styles = [s.style for strip in app.screen._compositor.render_strips() for s in strip if s.style is not None]
+        styles = [s.style for strip in strips_of(app) for s in strip if s.style is not None]
         assert {colour.name for style in styles for colour in (style.color, style.bgcolor) if colour} == {"default"}
         assert any(style.reverse for style in styles)

@@ -17,7 +17,7 @@ from dashboard_story import engine_info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.style import Style
-from test_app import until
+from test_app import strips_of, until
 from textual.app import App
 from textual.geometry import Region
 
@@ -149,7 +149,7 @@ class PictureApp(App[None]):
 
     def lines(self, region: Region) -> list[list[Cell]]:
         """What is on the screen there."""
-        strips = [strip.crop(region.x, region.right) for strip in self.screen._compositor.render_strips()]
+        strips = [strip.crop(region.x, region.right) for strip in strips_of(self)]
         visible = strips[region.y : region.bottom]
         return [[Cell(char, style) for text, style, _ in strip for char in text] for strip in visible]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from dashboard_story import StorySource, crowded_engine
 from rich.cells import cell_len
-from test_app import running, screen_text, until
+from test_app import running, screen_text, strips_of, until
 
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.grid import draw_row
@@ -98,7 +98,7 @@ async def test_every_view(size, signs):
 def styles_of(app) -> list[str]:
     """Each line as stretches of one style: `12 #c9d1d9/#0d1117 bold`."""
     lines = []
-    for strip in app.screen._compositor.render_strips():
+    for strip in strips_of(app):
         runs: list[tuple[str, int]] = []
         for segment in strip:
             style = named(segment.style)

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 
 import pyte
 import pytest
-from test_app import live, running, until
-from textual._context import visible_screen_stack
+from test_app import live, running, strips_of, until
 from textual.drivers.linux_driver import LinuxDriver
 from textual.messages import TerminalSupportsSynchronizedOutput
 
@@ -62,10 +61,9 @@ def rows(terminal: pyte.Screen) -> list[list[object]]:
 
 def believed(app) -> list[list[object]]:
     """What Textual holds to be on the screen, drawn on a fresh terminal."""
-    visible_screen_stack.set(app._background_screens)
     canvas, terminal = Canvas(colors_of(app.console.color_system)), pyte.Screen(*app.size)
     canvas.resize(*app.size)
-    for y, strip in enumerate(app.screen._compositor.render_strips()):
+    for y, strip in enumerate(strips_of(app)):
         canvas.paint(0, y, strip)
     pyte.Stream(terminal).feed(canvas.take_changes())
     return rows(terminal)
