@@ -47,7 +47,7 @@ async def until(pilot, condition, what: str = "", timeout_s: float = 10.0):
 
 
 def strips_of(app):
-    """What is on the screen. A dialogue remembers the screen it drew behind itself, and may be drawn first from here."""
+    """What is on the screen. A dialogue remembers what it drew behind itself; it may be drawn first from here."""
     visible_screen_stack.set(app._background_screens)
     return app.screen._compositor.render_strips()
 
@@ -539,10 +539,7 @@ async def test_hostile_text_is_only_text_everywhere():
         assert not [c for c in text if c != "\n" and (ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u202c")]
         assert all(cell_len(line) == 160 for line in text.splitlines())
         metas = [
-            segment.style.meta
-            for strip in strips_of(app)
-            for segment in strip
-            if segment.style and segment.style.meta
+            segment.style.meta for strip in strips_of(app) for segment in strip if segment.style and segment.style.meta
         ]
         assert not [meta for meta in metas if "app.quit" in str(meta.get("@click", ""))]
 
