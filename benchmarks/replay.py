@@ -27,7 +27,8 @@ import msgpack
 
 from kvscope.engine.simulation import command
 from kvscope.events.codec import encode_batch, encode_state
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.transport.recording import Player, ReplaySource, open_recording
 from kvscope.transport.timetravel.clock import MAX_SPEED
 

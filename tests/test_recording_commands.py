@@ -16,7 +16,8 @@ from kvscope.dashboard.errors import CommandError
 from kvscope.dashboard.still import parse_moment, parse_size
 from kvscope.events import types as ev
 from kvscope.events.codec import encode_batch
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording import Recorder, SeriesRecorder, read_recording
 

@@ -13,7 +13,8 @@ from kvscope.analysis.check import CheckReport, check
 from kvscope.analysis.check_text import MAX_FINDINGS_SHOWN, check_lines
 from kvscope.events import types as ev
 from kvscope.events.codec import encode_batch, encode_state
-from kvscope.events.state import EngineState, FullState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch, BatchesDropped, Event
 from kvscope.transport.recording import Recorder, Recording, read_recording
 

@@ -8,7 +8,8 @@ import pytest
 
 from kvscope.analysis.export import POOL_COLUMNS, event_lines, pool_rows
 from kvscope.events.codec import EVENT_CLASSES
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.transport.recording import Recording
 
 from .test_check import folded

@@ -9,7 +9,8 @@ import pytest
 from kvscope.analysis import ledger as ledger_module
 from kvscope.analysis.ledger import Bookkeeper, Ledger, Maximum, Saved
 from kvscope.analysis.prefix_losses import NearMiss, find_near_misses, find_regrets
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.events.types import BlocksEvicted, PrefixLookup, RequestSubmitted
 from kvscope.transport.source import ListSource
 

@@ -10,7 +10,8 @@ from kvscope.analysis.stats import measure, percentile
 from kvscope.analysis.stats_text import stats_lines
 from kvscope.analysis.walk import Observer, walk
 from kvscope.events import types as ev
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.transport.recording import Recording
 
 from .conftest import MS, recording_of, run_engine

@@ -22,7 +22,8 @@ from pathlib import Path
 import msgpack
 
 from kvscope.events.codec import DecodeError, decode_batch, decode_state, encode_batch, encode_state
-from kvscope.events.state import EngineState, FoldError, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState, FoldError
 from kvscope.events.types import Batch
 from kvscope.transport.requests import decode_request
 from kvscope.transport.source import View

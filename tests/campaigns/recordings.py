@@ -31,7 +31,8 @@ from unittest import mock
 from mcap.reader import make_reader
 
 from kvscope.events.codec import encode_batch
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording import Recorder, Recording, RecordingError, open_recording, read_recording
 from kvscope.transport.recording import recorder as recorder_module

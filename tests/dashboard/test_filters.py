@@ -21,7 +21,8 @@ from kvscope.dashboard.frames import FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import UNICODE
 from kvscope.dashboard.panes import EventsPane, RequestsPane
 from kvscope.dashboard.requests import draw_request_row, last_preemptions, list_rows
-from kvscope.events.state import EngineState, apply_event, begin_batch
+from kvscope.events.fold import apply_event, begin_batch
+from kvscope.events.state import EngineState
 from kvscope.transport.recording import Recording, ReplaySource
 from kvscope.transport.source import ListSource
 

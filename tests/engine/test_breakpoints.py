@@ -9,8 +9,9 @@ import pytest
 
 from kvscope.engine.service import EngineService
 from kvscope.events import types as ev
+from kvscope.events.fold import apply_batch
 from kvscope.events.notable import BREAKPOINTS
-from kvscope.events.state import Breakpoints, EngineState, apply_batch
+from kvscope.events.state import Breakpoints, EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.requests import ControlRefused
 

@@ -12,7 +12,8 @@ import pytest
 
 from kvscope.engine.engine import RequestRefusedError
 from kvscope.engine.sinks import AuditSink
-from kvscope.events.state import EngineState, FullState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch, BatchesDropped, SamplingParams
 
 NUM_RUNS = 2_000

@@ -6,7 +6,8 @@ import pytest
 
 from kvscope.events import types as ev
 from kvscope.events.audit import Auditor
-from kvscope.events.state import EngineState, FullState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch, Event
 
 EPOCH = bytes(range(16))

@@ -12,7 +12,8 @@ from kvscope.events import types as ev
 from kvscope.events.audit import Auditor
 from kvscope.events.codec import DecodeError, decode_state, encode_state
 from kvscope.events.columns import Column
-from kvscope.events.state import FoldError, apply_event
+from kvscope.events.fold import apply_event
+from kvscope.events.state import FoldError
 
 NUMBERS = st.lists(st.integers(-(1 << 31), (1 << 31) - 1))
 

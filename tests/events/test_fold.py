@@ -7,7 +7,8 @@ import pytest
 
 from kvscope.events import types as ev
 from kvscope.events.audit import Auditor
-from kvscope.events.state import MAX_FINISHED_REQUESTS, Breakpoints, EngineState, FoldError, FullState, apply_batch
+from kvscope.events.fold import MAX_FINISHED_REQUESTS, apply_batch
+from kvscope.events.state import Breakpoints, EngineState, FoldError, FullState
 from kvscope.events.types import Batch, Event
 
 MakeBatch = Callable[..., Batch]

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from kvscope.events.codec import decode_batch, encode_batch, encode_state
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.events.types import RequestSubmitted, SamplingParams
 from kvscope.transport.healing import receivable
 from kvscope.transport.source import Status, View

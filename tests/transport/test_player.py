@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.transport.recording import Recording, ReplaySource
 from kvscope.transport.source import Status
 from kvscope.transport.timetravel.clock import PlayClock

@@ -13,7 +13,8 @@ import zmq
 
 from kvscope.events import types as ev
 from kvscope.events.codec import MAX_BATCH_BYTES, decode_batch, decode_state
-from kvscope.events.state import EngineState, FullState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch
 from kvscope.transport.endpoints import EndpointError
 from kvscope.transport.publisher import NullPublisher, Publisher, SnapshotUnavailable

@@ -17,7 +17,8 @@ from mcap.reader import make_reader
 from mcap.writer import Writer
 
 from kvscope.events.codec import encode_batch, encode_state
-from kvscope.events.state import EngineState, FullState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState, FullState
 from kvscope.transport.recording import Recorder, Recording, RecordingError, read_recording
 from kvscope.transport.recording import format as recording_format
 from kvscope.transport.recording.format import MAX_CHUNK_BYTES

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvscope.events.codec import encode_batch, encode_state
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording import (
     RecordingError,

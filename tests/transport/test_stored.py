@@ -7,8 +7,9 @@ import pytest
 
 from kvscope.events.checkpoint import decode_checkpoint, encode_checkpoint
 from kvscope.events.codec import DecodeError, encode_batch, encode_state
+from kvscope.events.fold import apply_batch
 from kvscope.events.keyframe import Keyframe
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording import Recorder, RecordingError, ReplaySource, open_recording, read_recording
 from kvscope.transport.recording import opening as opening_module

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from kvscope.events.codec import encode_batch, encode_state
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.transport import sync
 from kvscope.transport.requests import Op
 from kvscope.transport.source import Status, View

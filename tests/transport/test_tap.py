@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.client import EngineClient
 from kvscope.transport.recording import Recorder, RecordingError, read_recording

@@ -12,9 +12,10 @@ import pytest
 from kvscope.events import types as ev
 from kvscope.events.codec import encode_state
 from kvscope.events.columns import Column
+from kvscope.events.fold import begin_batch
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.notable import notable
-from kvscope.events.state import EngineState, FullState, RequestState, SequenceState, begin_batch
+from kvscope.events.state import EngineState, FullState, RequestState, SequenceState
 from kvscope.events.types import Batch
 from kvscope.transport.healing import receivable
 from kvscope.transport.recording import Player, Recording

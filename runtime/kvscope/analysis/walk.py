@@ -8,7 +8,8 @@ import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvscope.events.state import EngineState, FoldError, FullState, apply_event, begin_batch
+from kvscope.events.fold import apply_event, begin_batch
+from kvscope.events.state import EngineState, FoldError, FullState
 from kvscope.events.text import make_printable
 from kvscope.events.types import Batch, Event
 from kvscope.transport.healing import receivable

@@ -11,7 +11,8 @@ from kvscope.engine.choice import Candidate, Choice
 from kvscope.engine.outputs import Outputs
 from kvscope.engine.request import Request, Sequence
 from kvscope.events import types as ev
-from kvscope.events.state import Hypothesis, keep_best
+from kvscope.events.fold import keep_best
+from kvscope.events.state import Hypothesis
 from kvscope.events.types import Event
 
 

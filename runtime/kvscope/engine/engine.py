@@ -24,7 +24,8 @@ from kvscope.engine.request import Sequence as SequenceOfRequest
 from kvscope.engine.scheduler import Limits, Scheduler, StepPlan
 from kvscope.engine.swapping import Swapper
 from kvscope.events import types as ev
-from kvscope.events.state import MAX_FINISHED_REQUESTS, Breakpoints, Counters, EngineState, FullState
+from kvscope.events.fold import MAX_FINISHED_REQUESTS
+from kvscope.events.state import Breakpoints, Counters, EngineState, FullState
 from kvscope.events.types import Batch, EngineInfo, EngineStatus, Event, Phase, SamplingParams
 from kvscope.transport.publisher import EventSink
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvscope.events import types as ev
-from kvscope.events.state import EngineState, FoldError, SequenceState, apply_event, begin_batch
+from kvscope.events.fold import apply_event, begin_batch
+from kvscope.events.state import EngineState, FoldError, SequenceState
 from kvscope.events.types import Batch, Event
 
 MAX_FINDINGS = 10_000

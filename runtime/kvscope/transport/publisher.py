@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 import zmq
 
 from kvscope.events.codec import MAX_BATCH_BYTES, MAX_EVENTS_PER_BATCH, encode_batch, encode_state
-from kvscope.events.state import EngineState, FullState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch, BatchesDropped
 from kvscope.transport.healing import receivable
 from kvscope.transport.keys import ServerKeys

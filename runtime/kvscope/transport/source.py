@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 
 from kvscope.events.audit import Auditor, Finding, keep_first
 from kvscope.events.describe import describe
-from kvscope.events.state import Breakpoints, EngineState, apply_event, begin_batch
+from kvscope.events.fold import apply_event, begin_batch
+from kvscope.events.state import Breakpoints, EngineState
 from kvscope.events.types import Batch, Event
 
 MAX_LOG_ENTRIES = 5_000

@@ -3,7 +3,8 @@
 import time
 
 from kvscope.events.codec import encode_batch
-from kvscope.events.state import EngineState, apply_batch
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.events.types import Batch, EngineStarted
 from kvscope.transport.recording import Recorder, SeriesRecorder
 

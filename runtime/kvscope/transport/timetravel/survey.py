@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kvscope.events import types as ev
 from kvscope.events.audit import Auditor, Finding
+from kvscope.events.fold import apply_event, begin_batch
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.notable import Notable, most_notable
-from kvscope.events.state import EngineState, FullState, apply_event, begin_batch
+from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Event
 from kvscope.transport.timetravel.keyframes import Keyframes
 from kvscope.transport.timetravel.track import Columns, IndexedTrack, Place, Track, TrackIndex

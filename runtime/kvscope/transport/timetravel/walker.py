@@ -7,8 +7,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvscope.events.fold import apply_batch, begin_batch
 from kvscope.events.keyframe import Keyframe
-from kvscope.events.state import EngineState, apply_batch, begin_batch
+from kvscope.events.state import EngineState
 from kvscope.transport.source import MAX_LOG_ENTRIES, LogEntry, View, tell
 from kvscope.transport.timetravel.keyframes import TRAIL_EVENTS, Keyframes
 from kvscope.transport.timetravel.track import Place, Track, TrackIndex

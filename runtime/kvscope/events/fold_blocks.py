@@ -1,0 +1,162 @@
+"""The part of the fold that moves blocks: who points at them, and what is written in them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvscope.events import types as ev
+from kvscope.events.state import EngineState, FoldError
+from kvscope.events.types import Event
+
+Handler = Callable[[EngineState, Any], None]
+
+
+def _blocks_allocated(state: EngineState, event: ev.BlocksAllocated) -> None:
+    table = state.sequence(event.sequence_id).block_table
+    if len(table) != event.first_logical_block:
+        raise FoldError(
+            f"{event.sequence_id} has {len(table)} blocks, the event continues at L{event.first_logical_block}"
+        )
+    for block_id in event.block_ids:
+        _check_block(state, block_id)
+        state.ref_counts[block_id] += 1
+        state.written_slots[block_id] = 0
+    table.extend(event.block_ids)
+
+
+def _blocks_shared(state: EngineState, event: ev.BlocksShared) -> None:
+    sequence = state.sequence(event.sequence_id)
+    if sequence.block_table:
+        raise FoldError(f"{event.sequence_id} already holds blocks")
+    for block_id in event.block_ids:
+        _check_block(state, block_id)
+        state.ref_counts[block_id] += 1
+    sequence.block_table = list(event.block_ids)
+    sequence.num_written = state.sequence(event.from_sequence_id).num_written
+
+
+def _block_copied(state: EngineState, event: ev.BlockCopied) -> None:
+    sequence = state.sequence(event.sequence_id)
+    _check_block(state, event.source_block)
+    _check_block(state, event.target_block)
+    if not 0 <= event.logical_block < len(sequence.block_table):
+        raise FoldError(f"{event.sequence_id} has no logical block L{event.logical_block}")
+    sequence.block_table[event.logical_block] = event.target_block
+    sequence.num_copies += 1
+    state.ref_counts[event.source_block] -= 1
+    state.ref_counts[event.target_block] += 1
+    state.written_slots[event.target_block] = event.num_slots
+    state.counters.copies += 1
+
+
+def _slots_written(state: EngineState, event: ev.SlotsWritten) -> None:
+    _, sequence = state.find(event.sequence_id)
+    block_size = _block_size(state)
+    if not 0 <= event.start <= event.stop <= len(sequence.block_table) * block_size:
+        raise FoldError(f"{event.sequence_id} holds no block for positions {event.start}:{event.stop}")
+    if event.start == event.stop:
+        return
+    if event.stop - event.start == 1:  # a token that was generated: most writes
+        logical, slot = divmod(event.start, block_size)
+        state.written_slots[sequence.block_table[logical]] = slot + 1
+        sequence.num_written = event.stop
+        return
+    for logical in range(event.start // block_size, (event.stop - 1) // block_size + 1):
+        block_id = sequence.block_table[logical]
+        state.written_slots[block_id] = min(event.stop - logical * block_size, block_size)
+    sequence.num_written = event.stop
+
+
+def _blocks_swapped_out(state: EngineState, event: ev.BlocksSwappedOut) -> None:
+    sequence = state.sequence(event.sequence_id)
+    _release(state, event.block_ids, event.cached_block_ids)
+    counts = _count_host(state, event.host_block_ids, 1)
+    state.counters.blocks_swapped_out += sum(counts[block_id] == 1 for block_id in event.host_block_ids)
+    sequence.block_table, sequence.host_table = [], list(event.host_block_ids)
+
+
+def _blocks_swapped_in(state: EngineState, event: ev.BlocksSwappedIn) -> None:
+    sequence, block_size = state.sequence(event.sequence_id), _block_size(state)
+    if sequence.block_table:
+        raise FoldError(f"{event.sequence_id} already holds blocks")
+    _count_host(state, event.host_block_ids, -1)
+    for logical, block_id in enumerate(event.block_ids):
+        _check_block(state, block_id)
+        state.counters.blocks_swapped_in += state.ref_counts[block_id] == 0
+        state.ref_counts[block_id] += 1
+        state.written_slots[block_id] = min(max(sequence.num_written - logical * block_size, 0), block_size)
+    sequence.block_table, sequence.host_table = list(event.block_ids), []
+
+
+def _host_blocks_released(state: EngineState, event: ev.HostBlocksReleased) -> None:
+    sequence = state.sequence(event.sequence_id)
+    _count_host(state, event.host_block_ids, -1)
+    sequence.host_table, sequence.num_written = [], 0
+
+
+def _count_host(state: EngineState, host_block_ids: list[int], change: int) -> list[int]:
+    counts = state.host_ref_counts.copy()
+    for block_id in host_block_ids:
+        if not 0 <= block_id < len(counts):
+            raise FoldError(f"host block {block_id} is outside the pool of {len(counts)}")
+        counts[block_id] += change
+    state.host_ref_counts = counts
+    return counts
+
+
+def _blocks_released(state: EngineState, event: ev.BlocksReleased) -> None:
+    sequence = state.sequence(event.sequence_id)
+    _release(state, event.block_ids, event.cached_block_ids)
+    sequence.block_table = []
+    sequence.num_written = 0
+
+
+def _release(state: EngineState, block_ids: list[int], cached_block_ids: list[int]) -> None:
+    cached = frozenset(cached_block_ids)
+    for block_id in block_ids:
+        _check_block(state, block_id)
+        state.ref_counts[block_id] -= 1
+        if state.ref_counts[block_id] == 0 and block_id not in cached:
+            state.written_slots[block_id] = 0
+
+
+def _blocks_reused(state: EngineState, event: ev.BlocksReused) -> None:
+    sequence = state.sequence(event.sequence_id)
+    if sequence.block_table:
+        raise FoldError(f"{event.sequence_id} already holds blocks")
+    for block_id in event.block_ids:
+        _check_block(state, block_id)
+        state.ref_counts[block_id] += 1
+    sequence.block_table = list(event.block_ids)
+    sequence.num_written = event.num_tokens
+
+
+def _blocks_evicted(state: EngineState, event: ev.BlocksEvicted) -> None:
+    for block_id in event.block_ids:
+        _check_block(state, block_id)
+        state.written_slots[block_id] = 0
+    state.counters.evictions += len(event.block_ids)
+
+
+def _check_block(state: EngineState, block_id: int) -> None:
+    if not 0 <= block_id < len(state.ref_counts):
+        raise FoldError(f"block {block_id} is outside the pool of {len(state.ref_counts)}")
+
+
+def _block_size(state: EngineState) -> int:
+    if state.info is None:
+        raise FoldError("the engine has not been announced")
+    return state.info.block_size
+
+
+BLOCK_HANDLERS: dict[type[Event], Handler] = {
+    ev.BlocksAllocated: _blocks_allocated,
+    ev.BlocksShared: _blocks_shared,
+    ev.BlockCopied: _block_copied,
+    ev.SlotsWritten: _slots_written,
+    ev.BlocksReleased: _blocks_released,
+    ev.BlocksSwappedOut: _blocks_swapped_out,
+    ev.BlocksSwappedIn: _blocks_swapped_in,
+    ev.HostBlocksReleased: _host_blocks_released,
+    ev.BlocksReused: _blocks_reused,
+    ev.BlocksEvicted: _blocks_evicted,
+}
