@@ -266,7 +266,7 @@ def test_a_key_covers_its_own_blocks_tokens_and_a_block_that_is_back_is_not_reme
     assert not any(isinstance(event, ev.BlocksReused) for event in events)  # no hit, no event
     first = next_key(root_key(""), PROMPT[:4])
     assert request.sequences[0].block_keys[:2] == [first, next_key(first, PROMPT[4:8])]
-    cache = cached.engine.scheduler._prefixes._cache
+    cache = cached.engine._prefixes._cache
     cache.evict(0, Eviction(1, "b.0"))
     assert list(cache._evictions) == [first]
     assert cache.insert(0, first, root_key(""), tuple(PROMPT[:4]))

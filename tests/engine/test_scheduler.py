@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from kvscope.engine.admission import PagedAdmission
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockTables
 from kvscope.engine.engine import RequestRefusedError
 from kvscope.engine.request import Sequence
-from kvscope.engine.scheduler import Limits, Scheduler, count_written_positions
+from kvscope.engine.scheduler import count_written_positions
+from kvscope.engine.swapping import Swapper
 from kvscope.events import types as ev
 from kvscope.events.types import SamplingParams
 
@@ -182,7 +184,7 @@ def test_the_sequence_cap_counts_candidates(fake_engine: Any) -> None:
 def test_the_worst_case_is_exact(fake_engine: Any, n: int, num_prompt_tokens: int) -> None:
     """A pool of exactly the worst case runs a request without preempting; one block less refuses it."""
     request = params(max_tokens=7, n=n)
-    worst = fake_engine(num_blocks=64).engine.scheduler.worst_case_blocks(num_prompt_tokens, request)
+    worst = fake_engine(num_blocks=64).engine.scheduler.admission.worst_case_blocks(num_prompt_tokens, request)
     fixture = fake_engine(num_blocks=worst)
     submit(fixture, "a", num_prompt_tokens, max_tokens=7, n=n)
     fixture.run()
@@ -366,12 +368,12 @@ def test_written_positions_that_are_common_count_once() -> None:
 
 
 def test_blocks_to_run_count_what_is_common_once_and_a_fork_not_yet_made_not_at_all() -> None:
-    events: list[ev.Event] = []
-    scheduler = Scheduler(BlockTables(BlockPool(64, 4), events), Limits(64, 8, 64), events)
+    tables = BlockTables(BlockPool(64, 4), [])
+    admission = PagedAdmission(tables, Swapper(tables, 0, []), None, max_model_len=64, policy="now")
 
     def needed(fork_at: int, *lengths: int) -> int:
         alive = [Sequence(f"r.{index}", index, [1] * length) for index, length in enumerate(lengths)]
-        return scheduler._blocks_to_run(
+        return admission._blocks_to_run(
             SimpleNamespace(swapped_out=False, fork_at=fork_at, alive_sequences=lambda: alive)
         )
 

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockTables, Extent
 from kvscope.engine.request import Sequence
-from kvscope.engine.scheduler import Limits, Scheduler
 from kvscope.engine.swapping import Swapper
 from kvscope.events.types import Event
 
@@ -56,9 +55,3 @@ def test_a_sequence_that_holds_nothing_on_the_host_gives_nothing_back() -> None:
     sequence = Sequence("r.0", 0, [1] * 8, num_computed=3)
     Swapper(tables, 4, events).release(sequence)
     assert (events, sequence.num_computed) == ([], 3)
-
-
-def test_without_a_swapper_there_is_no_host_pool() -> None:
-    events: list[Event] = []
-    scheduler = Scheduler(BlockTables(BlockPool(8, BLOCK_SIZE), events), Limits(8, 8, 8), events)
-    assert scheduler.swapper.host_pool.num_blocks == 0

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from kvscope.engine.admission import PagedAdmission
 from kvscope.engine.beam_search import BeamSearch, num_candidates
 from kvscope.engine.beams import Beams
 from kvscope.engine.block_pool import BlockPool
@@ -78,11 +79,12 @@ class Engine:
         self.breakpoints = BreakpointWatch(self._pool)
         self._prefixes = Prefixes(self._pool, self._events) if info.prefix_caching else None
         self._tables = BlockTables(self._pool, self._events, self._prefixes)
-        limits = Limits(
-            info.max_num_batched_tokens, info.max_num_seqs, info.max_model_len, info.preemption, info.admission
-        )
         self._swapper = Swapper(self._tables, info.num_host_blocks, self._events)
-        self.scheduler = Scheduler(self._tables, limits, self._events, self._prefixes, self._swapper)
+        admission = PagedAdmission(
+            self._tables, self._swapper, self._prefixes, max_model_len=info.max_model_len, policy=info.admission
+        )
+        limits = Limits(info.max_num_batched_tokens, info.max_num_seqs, info.preemption)
+        self.scheduler = Scheduler(self._tables, limits, self._events, admission, self._swapper)
         self._runner = runner
         self._choose = choose
         self._rank = rank
@@ -146,7 +148,7 @@ class Engine:
             raise RequestRefusedError("this engine has no model to compare beams by")
         if params.beam_width > 1 and num_candidates(params.beam_width, self._eos_token_ids) > info.vocab_size:
             raise RequestRefusedError(f"{wish} is too much for a vocabulary of {info.vocab_size} tokens")
-        needed = self.scheduler.worst_case_blocks(num_prompt, params)
+        needed = self.scheduler.admission.worst_case_blocks(num_prompt, params)
         if needed > info.num_blocks:
             raise RequestRefusedError(
                 f"{num_prompt} prompt tokens with {wish} max_tokens={params.max_tokens} can need "

@@ -1,37 +1,32 @@
 """Continuous batching: what one step computes, who is admitted, who must give way. Plain Python, no torch.
 
 One step has a budget of tokens and a cap on sequences. Running requests come first, in the order of their admission;
-then waiting ones, first come first served, as long as blocks for their whole context are free now. When a running
+then waiting ones, first come first served, as long as the pool has what the admission asks for. When a running
 request cannot grow, the most recently admitted one gives up all its blocks, all its sequences together, and is
 recomputed or swapped in later. So the oldest is never a victim, and always advances.
 """
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from kvscope.engine.admission import Admission
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
 from kvscope.engine.preemption import choose_mode
-from kvscope.engine.prefixes import Prefixes
 from kvscope.engine.request import Request, RequestStatus
 from kvscope.engine.swapping import Swapper
 from kvscope.events import types as ev
 from kvscope.events.state import WaitingReason
 from kvscope.events.types import Event
 
-WATERMARK = 0.01  # share of the pool that the admission policy of that name leaves
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Tokens per step and sequences at once; what happens to who must give way, and who may come in."""
+    """Tokens per step and sequences at once; what happens to who must give way."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
-    max_model_len: int
     preemption: str = "recompute"  # see choose_mode
-    admission: str = "now"  # see Scheduler._blocks_obstacle
 
 
 @dataclass(slots=True)
@@ -56,13 +51,12 @@ class Scheduler:
         tables: BlockTables,
         limits: Limits,
         events: list[Event],
-        prefixes: Prefixes | None = None,
-        swapper: Swapper | None = None,
+        admission: Admission,
+        swapper: Swapper,
     ) -> None:
-        """Without a swapper there is no host pool: everything is recomputed."""
         self.tables = tables
-        self.swapper = swapper if swapper is not None else Swapper(tables, 0, events)
-        self._prefixes = prefixes
+        self.admission = admission
+        self.swapper = swapper
         self.limits = limits
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -97,12 +91,6 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def worst_case_blocks(self, num_prompt_tokens: int, params: ev.SamplingParams) -> int:
-        """Blocks a request holds when every candidate runs to its limit. The last token never gets KV."""
-        num_positions = min(num_prompt_tokens + params.max_tokens, self.limits.max_model_len) - 1
-        shared = num_prompt_tokens // self.pool.block_size if params.num_sequences > 1 else 0
-        return shared + params.num_sequences * (self.pool.blocks_for(num_positions) - shared)
-
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Returns whether somebody was preempted."""
         preempted = False
@@ -127,20 +115,8 @@ class Scheduler:
             request.status, request.waiting = RequestStatus.RUNNING, None
             self.running.append(request)
             self._events.append(ev.RequestAdmitted(request_id=request.request_id))
-            if request.swapped_out:
-                plan.swap_in += self.swapper.swap_in(request.alive_sequences())
-            else:
-                self._begin_computing(request)
-            for sequence in request.active_sequences():
-                self.tables.grow(sequence, request.compute_limit(sequence))
+            plan.swap_in += self.admission.reserve(request)
             self._carry_out(self._extents(request, self._budget(plan)), plan)
-
-    def _begin_computing(self, request: Request) -> None:
-        """Nothing is there yet but, with luck, a prefix that others have computed."""
-        request.forked = len(request.alive_sequences()) == 1  # nobody to share with: no fork to wait for
-        (lead,) = request.active_sequences()
-        if self._prefixes is not None:
-            self._prefixes.reuse(lead, request.compute_limit(lead), request.params.cache_salt)
 
     def _obstacle(self, request: Request, plan: StepPlan) -> WaitingReason | None:
         """Why the request cannot be admitted in this step, with the two numbers; None if it can."""
@@ -150,51 +126,7 @@ class Scheduler:
             return WaitingReason("sequence_cap", num_seats, free_seats)
         if self._budget(plan) == 0:
             return WaitingReason("token_budget", 1, 0)
-        return self._blocks_obstacle(request)
-
-    def _blocks_obstacle(self, request: Request) -> WaitingReason | None:
-        """What the admission policy asks of the pool.
-
-        `now`: blocks for what is computed before the next token. `worst-case`: those that all running requests and
-        this one could ever come to hold; then nobody is preempted. `watermark`: as `now`, with some left to spare, so
-        that an admission does not preempt somebody in the next step; a lone request needs nothing to spare.
-        """
-        if self.limits.admission == "worst-case":
-            needed = self._worst_case(request)
-            available = self.pool.num_blocks - sum(map(self._worst_case, self.running))
-            return WaitingReason("worst_case", needed, max(available, 0)) if needed > available else None
-        spared = self.limits.admission == "watermark" and self.running
-        kind, reserve = ("watermark", self._watermark_blocks()) if spared else ("blocks", 0)
-        needed, available = self._blocks_to_run(request), max(self.pool.num_available_blocks - reserve, 0)
-        if needed > available:
-            needed -= self._blocks_held_by_others(request)
-        return WaitingReason(kind, needed, available) if needed > available else None
-
-    def _worst_case(self, request: Request) -> int:
-        return self.worst_case_blocks(len(request.prompt_token_ids), request.params)
-
-    def _watermark_blocks(self) -> int:
-        return math.ceil(self.pool.num_blocks * WATERMARK)
-
-    def _blocks_held_by_others(self, request: Request) -> int:
-        """Prefix hits on held blocks cost nothing; a hit on a cached one takes it out of what is available."""
-        if self._prefixes is None or request.swapped_out:
-            return 0
-        alive = request.alive_sequences()
-        limit = alive[0].num_tokens if len(alive) == 1 else request.fork_at
-        match = self._prefixes.match(alive[0], limit, request.params.cache_salt)
-        return sum(not self.pool.is_cached(block_id) for block_id in match.block_ids)
-
-    def _blocks_to_run(self, request: Request) -> int:
-        """Blocks for everything the request has to compute before its next new token."""
-        if request.swapped_out:
-            limits = [(sequence, request.compute_limit(sequence)) for sequence in request.active_sequences()]
-            return self.swapper.blocks_needed(limits)
-        alive = request.alive_sequences()
-        shared = request.fork_at // self.pool.block_size if len(alive) > 1 else 0
-        if all(sequence.num_tokens == request.fork_at for sequence in alive):
-            return self.pool.blocks_for(request.fork_at)
-        return shared + sum(self.pool.blocks_for(sequence.num_tokens) - shared for sequence in alive)
+        return self.admission.obstacle(request, self.running)
 
     def _explain_waiting(self, plan: StepPlan) -> None:
         """Tell the reason of every waiting request, when it changed. Only the first one's is a matter of numbers."""
