@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from kvscope.events import types as ev
 from kvscope.events.options import OptionError, make_params
@@ -47,11 +48,14 @@ WORDS = [
 ]
 
 
-def engine_info(num_blocks: int, block_size: int, *, model: str = "tiny-shakespeare") -> EngineInfo:
+def engine_info(
+    num_blocks: int, block_size: int, *, model: str = "tiny-shakespeare", num_host_blocks: int = 0
+) -> EngineInfo:
     return EngineInfo(
         name="story", model=model, device="cpu", dtype="float32", attention_backend="torch", block_size=block_size,
         num_blocks=num_blocks, bytes_per_block=block_size * 1024, num_layers=4, num_kv_heads=2, head_size=16,
         vocab_size=1024, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512, seed=0, kvscope_version="0",
+        num_host_blocks=num_host_blocks,
     )  # fmt: skip
 
 
@@ -60,6 +64,7 @@ class _Sequence:
     name: str
     pieces: list[str]
     table: list[int] = field(default_factory=list)
+    host_table: list[int] = field(default_factory=list)
     num_written: int = 0
     num_generated: int = 0
     done: bool = False
@@ -82,8 +87,17 @@ class _Request:
 class StoryEngine:
     """`submit` and `step` return batches in the order a real engine would publish them."""
 
-    def __init__(self, num_blocks: int = 6, block_size: int = 4, *, free: Sequence[int] | None = None, seed: int = 1):
-        self.block_size, self.num_blocks = block_size, num_blocks
+    def __init__(
+        self,
+        num_blocks: int = 6,
+        block_size: int = 4,
+        *,
+        free: Sequence[int] | None = None,
+        seed: int = 1,
+        num_host_blocks: int = 0,
+    ):
+        self.block_size, self.num_blocks, self.num_host_blocks = block_size, num_blocks, num_host_blocks
+        self.free_on_host = list(range(num_host_blocks))
         self.free = list(free) if free is not None else list(range(num_blocks))
         self.refs = [0] * num_blocks
         self.waiting: list[_Request] = []
@@ -94,10 +108,8 @@ class StoryEngine:
         self.name_prefix = "r"
 
     def start(self, **info: str) -> list[Batch]:
-        started = ev.EngineStarted(
-            wall_time_ns=1, schema_version=1, info=engine_info(self.num_blocks, self.block_size, **info)
-        )
-        return [self.batch("life", started)]
+        told = engine_info(self.num_blocks, self.block_size, num_host_blocks=self.num_host_blocks, **info)
+        return [self.batch("life", ev.EngineStarted(wall_time_ns=1, schema_version=1, info=told))]
 
     def batch(self, phase: ev.Phase, *events: ev.Event) -> Batch:
         self.time_ns += 20_000_000
@@ -197,16 +209,40 @@ class StoryEngine:
 
     def _preempt(self, victim: _Request, needy: _Request) -> None:
         before, lost = len(self.free), sum(seq.num_written for seq in victim.open)
+        moved = {block_id for seq in victim.open for block_id in self._written(seq)}
+        swaps = 0 < len(moved) <= len(self.free_on_host)
+        host_ids = {block_id: self.free_on_host.pop(0) for block_id in sorted(moved)} if swaps else {}
         for seq in victim.open:
-            self._release(seq)
+            self._release(seq, host_ids)
         self.running.remove(victim)
         self.waiting.insert(0, victim)
         self.events.append(
             ev.RequestPreempted(
                 request_id=victim.name, for_request_id=needy.name, blocks_needed=1,
-                blocks_gained=len(self.free) - before, tokens_lost=lost,
+                blocks_gained=len(self.free) - before, tokens_lost=0 if swaps else lost,
+                mode="swap" if swaps else "recompute",
             )
         )  # fmt: skip
+
+    def _written(self, seq: _Sequence) -> list[int]:
+        return seq.table[: -(-seq.num_written // self.block_size)]
+
+    def _swap_in(self, request: _Request) -> None:
+        block_ids: dict[int, int] = {}
+        for seq in request.open:
+            for host_id in seq.host_table:
+                if host_id in block_ids:
+                    self.refs[block_ids[host_id]] += 1
+                else:
+                    block_ids[host_id] = self._take()
+            seq.table = [block_ids[host_id] for host_id in seq.host_table]
+            self.events.append(
+                ev.BlocksSwappedIn(sequence_id=seq.name, host_block_ids=list(seq.host_table), block_ids=list(seq.table))
+            )
+            seq.host_table = []
+        self.free_on_host += block_ids
+        for seq in request.open:
+            self._make_room(request, seq)
 
     def _admit(self) -> None:
         while self.waiting:
@@ -224,6 +260,9 @@ class StoryEngine:
             self.waiting.pop(0)
             self.running.append(request)
             self.events.append(ev.RequestAdmitted(request_id=request.name))
+            if any(seq.host_table for seq in seqs):
+                self._swap_in(request)
+                continue
             for seq, need in zip(seqs, needs, strict=True):
                 seq.table = [self._take() for _ in range(need)]
                 self.events.append(
@@ -263,15 +302,29 @@ class StoryEngine:
         seq.done = True
         self.events.append(ev.SequenceFinished(sequence_id=seq.name, reason=reason))
 
-    def _release(self, seq: _Sequence) -> None:
+    def _release(self, seq: _Sequence, host_ids: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Give up the table; where host blocks are named, its written blocks move there."""
+        if seq.host_table:
+            self.free_on_host += sorted(set(seq.host_table))
+            self.events.append(ev.HostBlocksReleased(sequence_id=seq.name, host_block_ids=list(seq.host_table)))
+            seq.host_table, seq.num_written = [], 0
         if not seq.table:
             return
         freed = [block_id for block_id in seq.table if self.refs[block_id] == 1]
         for block_id in seq.table:
             self.refs[block_id] -= 1
         self.free += freed
-        self.events.append(ev.BlocksReleased(sequence_id=seq.name, block_ids=list(seq.table), freed_block_ids=freed))
-        seq.table, seq.num_written = [], 0
+        table, seq.table = seq.table, []
+        if host_ids:
+            seq.host_table = [host_ids[block_id] for block_id in table[: -(-seq.num_written // self.block_size)]]
+            self.events.append(
+                ev.BlocksSwappedOut(
+                    sequence_id=seq.name, block_ids=table, host_block_ids=list(seq.host_table), freed_block_ids=freed
+                )
+            )
+        else:
+            self.events.append(ev.BlocksReleased(sequence_id=seq.name, block_ids=table, freed_block_ids=freed))
+            seq.num_written = 0
 
     def _take(self) -> int:
         block_id = self.free.pop(0)
@@ -309,6 +362,15 @@ def crowded_engine() -> tuple[StoryEngine, list[Batch]]:
     batches += engine.submit("Once upon a time there was a king", n=2, max_tokens=30)
     batches += engine.submit("The moon shone on the water that night", max_tokens=30)
     batches += engine.submit("A third request, far too long for what is left of this pool of blocks", max_tokens=4)
+    return engine, batches
+
+
+def swapping_engine() -> tuple[StoryEngine, list[Batch]]:
+    """Two candidates whose blocks are on the host after step 7, because another request grows."""
+    engine = StoryEngine(8, 4, num_host_blocks=12)
+    batches = engine.start()
+    batches += engine.submit("The moon shone on the water that night", max_tokens=20)
+    batches += engine.submit("Once upon a time there was a king", n=2, max_tokens=10)
     return engine, batches
 
 

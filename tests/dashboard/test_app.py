@@ -10,7 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from dashboard_story import StoryEngine, StorySource, article_batches, candidates_batches, crowded_engine
+from dashboard_story import (
+    StoryEngine,
+    StorySource,
+    article_batches,
+    candidates_batches,
+    crowded_engine,
+    swapping_engine,
+)
 from rich.cells import cell_len
 from textual._context import visible_screen_stack
 from textual.binding import Binding
@@ -86,6 +93,8 @@ async def test_every_size_shows_the_pool_and_keeps_its_lines(size, ascii_only):
 async def test_every_pane_can_be_reached_at_every_size(size):
     async with running(live(num_steps=2), size) as (app, pilot):
         for number, name in enumerate(PANES, start=1):
+            if name == "host":
+                continue  # this engine has none
             await pilot.press(str(number))
             pane = app.query_one(f"#{name}")
             await until(pilot, lambda pane=pane: pane.has_focus and pane.size.height > 2, f"pane {name}")
@@ -94,6 +103,37 @@ async def test_every_pane_can_be_reached_at_every_size(size):
         await until(pilot, lambda: "preempted 1×" in screen_text(app), "the reason of the request")
         await pilot.press("5")
         await until(pilot, lambda: "r3 waits: needs 5 blocks" in app.query_one("#events").text(), "the event")
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_swapped_out_request_is_lit_in_the_host_pool(size):
+    async with running(live(swapping_engine, num_steps=8), size) as (app, pilot):
+        grid, host = app.query_one("#grid"), app.query_one("#host")
+        await until(pilot, lambda: host.size.height > 0 and "4/12" in screen_text(app), "the host pool, with its count")
+        await until(pilot, lambda: "H0" in host.text(), "its blocks")
+        assert app._frame.host.refs.tolist() == [2, 2, 1, 1, *[0] * 8]
+        await pilot.press("2", "down", "down", "down")
+        await until(pilot, lambda: app._selected == "r2", "the request")
+        assert host._light.logical == {0: 0, 1: 1, 2: 2, 3: 2}
+        assert grid._light.dim_others
+        assert not grid._light.logical
+        await pilot.press("3")
+        await until(pilot, lambda: "→ H0" in app.query_one("#table").text(), "its table")
+        await pilot.press("6", "f8", "right", "right")
+        await until(pilot, lambda: app.query_one("#block").text().startswith(" H1  ref count 2"), "the block")
+        assert (app._cursor, app._host_cursor) == (None, 1)
+        assert app._holders_of_cursor() == {"r2.0", "r2.1"}
+        await pilot.press("1", "right")
+        await until(pilot, lambda: (app._cursor, app._host_cursor) == (0, None), "one cursor, not two")
+
+
+async def test_without_a_host_pool_there_is_no_key_for_it():
+    async with running(live(num_steps=2)) as (app, pilot):
+        await pilot.press("8", "f8")
+        assert not app.query_one("#host").display
+        assert app.check_action("pane", ("grid",))
+        assert not app.check_action("pane", ("host",))
+        assert not app.check_action("go", ("host",))
 
 
 async def test_too_small_a_terminal_says_so_and_recovers():
@@ -507,7 +547,7 @@ async def test_the_palette_holds_every_action():
         expected = {
             f"{key.about}  ({key_names(key.keys)})"
             for key in KEYS
-            if key.needs not in ("recording", "history", "live", "tap") and key.keys != "ctrl+q,ctrl+c"
+            if key.needs not in ("recording", "history", "live", "tap", "host") and key.keys != "ctrl+q,ctrl+c"
         }
         assert expected <= offered
         await pilot.press("ctrl+p")

@@ -191,7 +191,7 @@ async def test_the_insight_screen_opens_and_closes(size, ascii_only):
         assert not app.query_one("#grid").size.height
         assert screen_text(app).isascii() == ascii_only
         await pilot.press("escape")
-        await until(pilot, lambda: app.query_one("#grid").size.height > 3 and not pane.size.height, "the pool again")
+        await until(pilot, lambda: app.query_one("#grid").size.height > 2 and not pane.size.height, "the pool again")
         assert app._pump._builder.wants_ledger is False
 
 

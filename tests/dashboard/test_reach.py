@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dashboard_story import candidates_batches
+from dashboard_story import candidates_batches, swapping_engine
 from test_app import live, recording_of, running, screen_text, strips_of, until
 from textual.app import App
 from textual.command import CommandPalette
@@ -33,7 +33,8 @@ def is_ours(action: str, of_textual: set[str]) -> bool:
 
 @pytest.mark.parametrize("pane", ["grid", "requests", "events"])
 @pytest.mark.parametrize(
-    "source_of", [lambda: live(num_steps=2), lambda: ReplaySource(recording_of(candidates_batches()))]
+    "source_of",
+    [lambda: live(swapping_engine, num_steps=8), lambda: ReplaySource(recording_of(candidates_batches()))],
 )
 async def test_keys_palette_and_mouse_reach_the_same(source_of, pane):
     async with running(source_of(), (120, 50)) as (app, pilot):

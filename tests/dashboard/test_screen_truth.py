@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from kvscope.dashboard.grid_layout import MAX_CARDS, Zoom
 from kvscope.dashboard.header import draw_gauge
 from kvscope.dashboard.owners import owner_code
 from kvscope.dashboard.palettes import DARK
+from kvscope.dashboard.pools import host_title
 from kvscope.dashboard.selection import light_of
 from kvscope.events.columns import Column
 from kvscope.events.state import Counters, EngineState, RequestState, SequenceState
@@ -47,6 +49,8 @@ class World(NamedTuple):
     counters: Counters
     selected: str | None
     cursor: int | None
+    letter: str = "P"  # of the pool; H: the host's
+    num_written: Mapping[str, int] = {}  # positions, by sequence; of the host's pool
 
     def holders(self, block_id: int) -> list[str]:
         return [f"{name} L{table.index(block_id)}" for name, table in self.tables.items() if block_id in table]
@@ -100,6 +104,29 @@ def worlds(draw: st.DrawFn, min_blocks: int, max_blocks: int) -> World:
     return World(block_size, refs, written, tables, counters, selected, draw(st.none() | ids, "cursor"))
 
 
+@st.composite
+def host_worlds(draw: st.DrawFn, max_blocks: int) -> World:
+    """Swapped-out requests: their sequences share blocks at the beginning, and each may have more of its own."""
+    num_blocks, block_size = draw(st.integers(1, max_blocks)), draw(st.integers(1, 5))
+    unused = draw(st.permutations(range(num_blocks)))
+    refs, written = [0] * num_blocks, [0] * num_blocks
+    tables: dict[str, list[int]] = {}
+    num_written: dict[str, int] = {}
+    for request in (1, 2, 9):
+        trunk, unused = unused[:2], unused[2:]
+        for index in range(draw(st.integers(1, 4))):
+            own, unused = unused[: (count := draw(st.integers(0, 2)))], unused[count:]
+            table, name = [*trunk, *own], f"r{request}.{index}"
+            missing = draw(st.integers(0, block_size - 1)) if own else 0
+            tables[name], num_written[name] = table, len(table) * block_size - missing
+            for block_id in table:
+                refs[block_id] += 1
+                written[block_id] = block_size - (missing if block_id == table[-1] else 0)
+    selected = draw(st.none() | st.sampled_from([*tables]), "selected")
+    cursor = draw(st.none() | st.integers(0, num_blocks - 1), "cursor")
+    return World(block_size, refs, written, tables, Counters(), selected, cursor, "H", num_written)
+
+
 def frame_of(world: World) -> Frame:
     requests: dict[str, RequestState] = {}
     for name, table in world.tables.items():
@@ -110,11 +137,16 @@ def frame_of(world: World) -> Frame:
                 request_id=request_id, prompt="a prompt", prompt_token_ids=[], prompt_pieces=[],
                 params=SamplingParams(), sequences=[], status="running",
             )  # fmt: skip
-        requests[request_id].sequences.append(SequenceState(sequence_id=name, block_table=table, pieces=pieces))
+        where = {"block_table" if world.letter == "P" else "host_table": table}
+        requests[request_id].sequences.append(
+            SequenceState(sequence_id=name, pieces=pieces, num_written=world.num_written.get(name, 0), **where)
+        )
+    on_host = world.letter == "H"
     state = EngineState(
-        info=engine_info(len(world.refs), world.block_size),
-        ref_counts=Column(world.refs),
-        written_slots=Column(world.written),
+        info=engine_info(1 if on_host else len(world.refs), world.block_size),
+        ref_counts=Column([0] if on_host else world.refs),
+        written_slots=Column([0] if on_host else world.written),
+        host_ref_counts=world.refs if on_host else [],
         requests=requests,
         counters=world.counters,
     )
@@ -144,8 +176,9 @@ class PictureApp(App[None]):
         yield BlockGrid(self.glyphs, id="grid")
 
     def show(self, frame: Frame, world: World) -> None:
-        light = light_of(frame, world.selected, world.cursor)
-        self.query_one(BlockGrid).show(frame.pool, light, build_captions(frame))
+        pool = frame.host if world.letter == "H" else frame.pool
+        light = light_of(frame, world.selected, world.cursor, world.letter)
+        self.query_one(BlockGrid).show(pool, light, build_captions(frame, pool))
 
     def lines(self, region: Region) -> list[list[Cell]]:
         """What is on the screen there."""
@@ -188,7 +221,9 @@ def is_clipped(shown: str, whole: str, glyphs: Glyphs) -> bool:
 
 def read_near(world: World, lines: list[list[Cell]], glyphs: Glyphs, zoom: Zoom) -> list[int]:
     """CARDS and SLOTS: name, slots, ref count, and what is beside or below them; the ids in order."""
-    pattern = re.compile(rf"P(\d+) +([{re.escape(glyphs.written + glyphs.reserved + glyphs.cached + glyphs.free)}]+) ")
+    pattern = re.compile(
+        rf"{world.letter}(\d+) +([{re.escape(glyphs.written + glyphs.reserved + glyphs.cached + glyphs.free)}]+) "
+    )
     seen = []
     for y, line in enumerate(lines):
         matches = list(pattern.finditer(words(line)))
@@ -225,7 +260,7 @@ def check_slots(world: World, block_id: int, tail: str, below: str, glyphs: Glyp
     logical = f"L{lit.index(block_id)}" if block_id in lit else ""
     wanted = [word for word in (str(refs or ""), logical) if word]
     assert tail.split() == wanted or (not has_room and tail.split() == wanted[:1])
-    if below and not below.lstrip().startswith("P"):
+    if below and not below.lstrip().startswith(world.letter):
         more = f" +{len(holders) - 1}" if len(holders) > 1 else ""
         whole = f"{holders[0]}{more}"
         assert below == whole or is_clipped(below, whole, glyphs)
@@ -236,7 +271,7 @@ def read_blocks(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[i
     seen = []
     for line in (line for line in lines if words(line).strip()):
         text = words(line)
-        names = list(re.finditer(r"P(\d+) +", text))
+        names = list(re.finditer(world.letter + r"(\d+) +", text))
         first = int(names[0][1]) if names else 0
         if len(names) == 1 and len(text[names[0].end() :].split()) > 1:
             starts = [(first + index, x) for index, x in enumerate(range(names[0].end(), len(text.rstrip()), 3))]
@@ -257,7 +292,7 @@ def read_dense(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[in
     seen = []
     for line in (line for line in lines if words(line).strip()):
         text = words(line)
-        name = re.match(r" *P(\d+) ", text)
+        name = re.match(rf" *{world.letter}(\d+) ", text)
         assert name
         for block_id, x in enumerate(range(name.end(), len(text.rstrip())), start=int(name[1])):
             seen.append(block_id)
@@ -272,7 +307,7 @@ def read_groups(world: World, lines: list[list[Cell]], glyphs: Glyphs, group: in
     num_levels = len(glyphs.levels) - 1
     for line in (line for line in lines if words(line).strip()):
         text = words(line)
-        name = re.match(r" *P(\d+) ", text)
+        name = re.match(rf" *{world.letter}(\d+) ", text)
         assert name
         for start, x in zip(range(int(name[1]), len(world.refs), group), range(name.end(), len(text)), strict=False):
             blocks = range(start, min(start + group, len(world.refs)))
@@ -334,11 +369,11 @@ def read_back(app: PictureApp, world: World) -> None:
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
 async def test_pools_can_be_read_from_the_screen_at_every_zoom(glyphs):
-    """Small pools, with every zoom, and large ones that must be scrolled; all examples in one running app."""
+    """Small pools, with every zoom, large ones that must be scrolled, and hosts'; all examples in one running app."""
     app = PictureApp(glyphs)
 
     @settings(max_examples=15, deadline=None)
-    @given(world=worlds(1, MAX_CARDS) | worlds(800, 1500))
+    @given(world=worlds(1, MAX_CARDS) | worlds(800, 1500) | host_worlds(MAX_CARDS))
     def compare(world: World) -> None:
         read_back(app, world)
 
@@ -352,3 +387,15 @@ async def test_pools_can_be_read_from_the_screen_at_every_zoom(glyphs):
 @given(world=worlds(1, 200), width=st.integers(60, 250))
 def test_the_numbers_above_the_grid_are_those_of_the_pool(world, width):
     read_numbers(world, "\n".join(strip.text for strip in draw_gauge(frame_of(world), UNICODE, width)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(world=host_worlds(60), width=st.integers(60, 250))
+def test_the_numbers_of_the_host_pool_are_those_of_its_blocks(world, width):
+    frame = frame_of(world)
+    held, shared = sum(count > 0 for count in world.refs), sum(count > 1 for count in world.refs)
+    gauge = "\n".join(strip.text for strip in draw_gauge(frame, UNICODE, width))
+    assert f" host {held}/{len(world.refs)} " in gauge
+    title = host_title(frame.host, width)
+    assert title.startswith(f"Host pool  {held}/{len(world.refs)} blocks")
+    assert (f", {shared} shared" in title) == (shared > 0)

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dashboard_story import StorySource, crowded_engine
+from dashboard_story import StorySource, crowded_engine, swapping_engine
 from rich.cells import cell_len
 from test_app import running, screen_text, strips_of, until
 
@@ -31,6 +31,11 @@ FULL_WIDTH = 108  # from here on every pane is on the screen, whichever has the 
 def story() -> StorySource:
     engine, batches = crowded_engine()
     return StorySource(engine, batches + engine.run(12))
+
+
+def swapping_story() -> StorySource:
+    engine, batches = swapping_engine()
+    return StorySource(engine, batches + engine.run(8))
 
 
 def screen_of(app) -> list[str]:
@@ -80,7 +85,7 @@ def save(path: Path, screens: dict[str, list[str]]) -> None:
 async def test_every_view(size, signs):
     path = FOLDER / f"{size[0]}x{size[1]}-{signs}.txt"
     screens = {} if WRITING else load(path)
-    views = [name for name in PANES if size[0] < FULL_WIDTH or name == "grid"]
+    views = [name for name in PANES if name != "host" and (size[0] < FULL_WIDTH or name == "grid")]
     async with running(story(), size, ascii_only=signs == "ascii") as (app, pilot):
         for name in views:
             app.action_pane(name)
@@ -91,6 +96,10 @@ async def test_every_view(size, signs):
         await compare(app, pilot, screens, "a sequence selected")
         await pilot.press("question_mark")
         await compare(app, pilot, screens, "help")
+    async with running(swapping_story(), size, ascii_only=signs == "ascii") as (app, pilot):
+        await pilot.press("2", "down", "down", "down", "3")
+        await until(pilot, lambda: app._selected == "r2" and app.query_one("#table").has_focus, "a request on the host")
+        await compare(app, pilot, screens, "a request swapped out")
     assert all(cell_len(line) <= size[0] for screen in screens.values() for line in screen)
     save(path, screens)
 

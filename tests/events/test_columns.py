@@ -47,6 +47,12 @@ def test_what_fits_no_column_is_refused(wrong: object, pool: Auditor) -> None:
         decode_state(msgspec.msgpack.encode(fields))
 
 
+def test_a_host_table_that_points_outside_the_host_pool_is_refused(pool: Auditor) -> None:
+    pool.state.requests["r1"].sequences[0].host_table = [0]
+    with pytest.raises(DecodeError, match="outside the host pool"):
+        decode_state(encode_state(pool.state))
+
+
 def test_a_number_too_large_is_a_fold_error(pool: Auditor) -> None:
     apply_event(pool.state, ev.BlocksAllocated(sequence_id="r1.0", first_logical_block=0, block_ids=[0]))
     copied = ev.BlockCopied(sequence_id="r1.0", logical_block=0, source_block=0, target_block=1, num_slots=1 << 40)

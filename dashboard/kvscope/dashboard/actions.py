@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable
 
+from textual.actions import parse
 from textual.app import SystemCommand
 from textual.dom import DOMNode
 from textual.notifications import SeverityLevel
@@ -34,6 +35,8 @@ MAX_COPIED = 100_000  # characters; terminals drop much longer ones
 # Actions whose keys have another meaning in a line of text; and those that must not reach below a dialogue.
 _MOVING = ("pane", "focus_prompt", "filter", "rewind", "end")
 _BELOW = (*_MOVING, "go")
+_NEEDS = {parse(key.action)[1:]: key.needs for key in KEYS}  # by action and its parameters
+_NEEDS_OF_ALL = {name: needs for (name, _), needs in reversed(_NEEDS.items())}
 
 
 class ActionsApp(BookmarkingApp):
@@ -138,7 +141,8 @@ class ActionsApp(BookmarkingApp):
             return False
         if action in _MOVING and isinstance(self.focused, Input):
             return False
-        return self._can(next((key.needs for key in KEYS if key.action.split("(")[0] == action), ""))
+        name = "pane" if action == "go" else action  # the function keys'
+        return self._can(_NEEDS.get((name, parameters), _NEEDS_OF_ALL.get(name, "")))
 
     def _can(self, needs: str) -> bool:
         live, moving = self._source.control is not None, self._player is not None
@@ -149,6 +153,7 @@ class ActionsApp(BookmarkingApp):
             "live": self._history is not None and not moving,
             "history": self._past is not None,
             "tap": self._recording is not None,
+            "host": self._frame.host.num_blocks > 0,
         }
         return can.get(needs, True)
 

@@ -13,7 +13,7 @@ from textual.message import Message
 
 from kvscope.dashboard.actions import ActionsApp
 from kvscope.dashboard.block_grid import BlockGrid
-from kvscope.dashboard.cards import build_captions
+from kvscope.dashboard.copies import DEVICE, HOST
 from kvscope.dashboard.filter_screen import FilterChanged, FilterScreen
 from kvscope.dashboard.filters import blocks_of, request_of, sequence_of
 from kvscope.dashboard.footer import KeyFooter
@@ -24,11 +24,13 @@ from kvscope.dashboard.insight_pane import InsightPane
 from kvscope.dashboard.keys import PANES, app_bindings
 from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane, TextPane
+from kvscope.dashboard.pool_frame import PoolFrame
+from kvscope.dashboard.pools import Pools, host_title
 from kvscope.dashboard.prompt import READ_ONLY_HINT, PromptBar
 from kvscope.dashboard.prompt_history import PromptHistory
 from kvscope.dashboard.pump import FramePump
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
-from kvscope.dashboard.selection import latest_block, light_of, shown_sequence
+from kvscope.dashboard.selection import Shown, latest_block, shown_sequence
 from kvscope.dashboard.themed import Look
 from kvscope.dashboard.timeline_bar import TimelineBar
 from kvscope.events.text import make_printable
@@ -36,6 +38,9 @@ from kvscope.events.types import SamplingParams
 from kvscope.transport.source import Source
 
 MEDIUM_HEIGHT, TALL_HEIGHT = 30, 42  # from here on a narrow screen shows the events, and the other lists, for good
+
+
+POOLS = ("grid", "host")  # panes with blocks
 
 
 class FrameReady(Message):
@@ -74,7 +79,8 @@ class DashboardApp(ActionsApp):
         self._script, self._script_delay_s = list(scripted_prompts), scripted_delay_s
         self._defaults = defaults if defaults is not None else SamplingParams()
         self._pump = FramePump(source.view, lambda frame: self.post_message(FrameReady(frame)), fps)
-        self._cursor: int | None = None
+        self._cursor: int | None = None  # a block of the pool, or one of the host pool: never both
+        self._host_cursor: int | None = None
         self._bar_height = 0  # rows of the timeline; with none it shares a line with the player's numbers
         self._front = "requests"  # the pane below the grid in the compact arrangement
 
@@ -89,7 +95,7 @@ class DashboardApp(ActionsApp):
             yield StripWidget(id="banner")
             with Horizontal(id="main"):
                 with Vertical(id="left"):
-                    yield BlockGrid(glyphs, id="grid")
+                    yield Pools(glyphs, id="pools")
                     yield BlockPane(glyphs, id="block")
                 with Vertical(id="right"):
                     hint = "no requests yet" + ("" if self._source.control is None else ": press i and type a prompt")
@@ -140,7 +146,9 @@ class DashboardApp(ActionsApp):
     def on_frame_ready(self, message: FrameReady) -> None:
         if isinstance(message.frame, Exception):
             raise message.frame
-        self._frame = message.frame
+        before, self._frame = self._frame, message.frame
+        if (self._frame.host.num_blocks > 0) != (before.host.num_blocks > 0):
+            self.refresh_bindings()
         self._draw()
         self.when_there_is_room(self._pump.shown)
 
@@ -168,9 +176,8 @@ class DashboardApp(ActionsApp):
         frame, base = self._frame, self.screen_stack[0]
         self.draw_top()
         shown = shown_sequence(frame, self._selected)
-        light = light_of(frame, self._selected, self._cursor)
-        base.query_one(BlockGrid).show(frame.pool, light, build_captions(frame))
-        base.query_one(BlockPane).show(frame, self._block())
+        base.query_one(Pools).show(frame, self._selected, self._cursor, self._host_cursor)
+        base.query_one(BlockPane).show(frame, *self._block_on_show())
         requests = base.query_one(RequestsPane)
         self._selected = requests.followed(frame) or self._selected
         requests.show(frame, self._selected, self._holders_of_cursor())
@@ -178,7 +185,7 @@ class DashboardApp(ActionsApp):
         base.query_one(TextPane).show(shown)
         base.query_one(EventsPane).show(frame.log)
         base.query_one(InsightPane).show(frame)
-        self._draw_titles(shown[1].sequence_id if shown is not None else None)
+        self._draw_titles(shown)
 
     def draw_top(self) -> None:
         if not self.is_running:
@@ -196,63 +203,77 @@ class DashboardApp(ActionsApp):
             base.query_one(selector, StripWidget).show(lines)
         base.query_one(TimelineBar).draw(self._player, width, self._bar_height, self.note_here())
 
-    def _draw_titles(self, sequence_id: str | None) -> None:
+    def _draw_titles(self, shown: Shown | None) -> None:
         base = self.screen_stack[0]
         titles = dict(PANES)
-        of_sequence = f" of {sequence_id}" if sequence_id else ""
+        of_sequence = f" of {shown[1].sequence_id}" if shown is not None else ""
         for name in ("requests", "events"):
             titles[name] = f"{titles[name]}  {base.query_one(f'#{name}', StripPane).note}".rstrip()
+        of_sequence += " (swapped out)" if shown is not None and shown[1].host_table else ""
         titles["table"], titles["text"] = f"Block table{of_sequence}", f"Text{of_sequence}"
-        block_id = self._block()
+        titles["host"] = host_title(self._frame.host, base.query_one("#host").size.width)
+        block_id, pool = self._block_on_show()
         if block_id is not None:
-            titles["block"] = f"Block P{block_id}" + ("" if self._cursor is not None else ", touched last")
+            is_chosen = self._cursor is not None or pool is self._frame.host
+            titles["block"] = f"Block {pool.name(block_id)}" + ("" if is_chosen else ", touched last")
         one_at_a_time = base.has_class(Arrangement.COMPACT.value) and not base.has_class("-tall")
-        others = [f"{n} {PANES[name]}" for n, name in enumerate(PANES, start=1) if name not in ("grid", self._front)]
+        others = [f"{n} {PANES[name]}" for n, name in enumerate(PANES, start=1) if name not in (*POOLS, self._front)]
         for number, (name, title) in enumerate(titles.items(), start=1):
             pane = base.query_one(f"#{name}", StripPane)
             pane.set_title(f"{number} {title}")
-            if name != "grid":
+            if name not in POOLS:
                 pane.set_subtitle("  ".join(others) if one_at_a_time and name == self._front else "")
 
     def action_watch(self, what: str) -> None:
         """Look back from the block on show, or from the selected request."""
         if what.startswith("block"):
-            block_id = self._block()
-            if block_id is not None:
+            block_id, pool = self._block_on_show()
+            if pool is self._frame.host:
+                self.tell("one can look back from a block of the pool, not of the host pool", severity="warning")
+            elif block_id is not None:
                 self._cursor = block_id  # the next look back is at the same block
-                self.look_back(what, block_id, f"P{block_id}")
+                self.look_back(what, block_id, pool.name(block_id))
             return
         chosen = shown_sequence(self._frame, self._selected)
         if chosen is not None:
             self.look_back(what, chosen[0].request_id, chosen[0].request_id)
 
-    def _block(self) -> int | None:
-        return self._cursor if self._cursor is not None else latest_block(self._frame)
+    def _block_on_show(self) -> tuple[int | None, PoolFrame]:
+        """The one under the cursor, else the one that was touched last; and its pool."""
+        if self._host_cursor is not None and self._frame.host.num_blocks:
+            return self._host_cursor, self._frame.host
+        return self._cursor if self._cursor is not None else latest_block(self._frame), self._frame.pool
 
     def _show_front(self) -> None:
         for name in PANES:
-            if name not in ("grid", "insight"):
+            if name not in (*POOLS, "insight"):
                 self.screen_stack[0].query_one(f"#{name}").set_class(name == self._front, "-front")
 
     # --- what the user looks at -----------------------------------------------------------------------------------
 
     def on_block_grid_cursor_moved(self, message: BlockGrid.CursorMoved) -> None:
-        self._cursor = message.block_id
+        self._put_cursor(message.block_id, message.letter)
         self._draw()
 
+    def _put_cursor(self, block_id: int | None, letter: str = DEVICE) -> None:
+        self._cursor, self._host_cursor = (block_id, None) if letter == DEVICE else (None, block_id)
+
     def on_block_grid_picked(self, message: BlockGrid.Picked) -> None:
-        holders = self._frame.holders(message.block_id)
+        frame = self._frame
+        holders = frame.holders(message.block_id, frame.host if message.letter == HOST else frame.pool)
         if holders:
             names = [name for name, _ in holders]
             following = names.index(self._selected) + 1 if self._selected in names else 0
             self.select(names[following % len(names)])
 
     def _holders_of_cursor(self) -> frozenset[str]:
-        holders = self._frame.holders(self._cursor) if self._cursor is not None else []
+        block_id, pool = self._block_on_show()
+        is_chosen = block_id in (self._cursor, self._host_cursor)
+        holders = self._frame.holders(block_id, pool) if block_id is not None and is_chosen else []
         return frozenset(name for name, _ in holders)
 
     def on_table_pane_token_pointed(self, message: TablePane.TokenPointed) -> None:
-        self._cursor = message.block_id
+        self._put_cursor(message.block_id)
         self._draw()
 
     def on_requests_pane_rearranged(self) -> None:
@@ -262,7 +283,8 @@ class DashboardApp(ActionsApp):
         """To the event's moment, where there is a past to move in, and to its block and request."""
         entry = message.entry
         blocks, name = blocks_of(entry), sequence_of(entry.event) or request_of(entry.event)
-        self._cursor = blocks[-1] if blocks else self._cursor
+        if blocks:
+            self._put_cursor(blocks[-1])
         self.select(name or self._selected)
         self.go_to_seq(entry.seq)
 
@@ -293,8 +315,8 @@ class DashboardApp(ActionsApp):
             table.point(None)
         elif self._selected is not None:
             self.select(None)
-        elif self._cursor is not None:
-            self._cursor = None
+        elif self._cursor is not None or self._host_cursor is not None:
+            self._put_cursor(None)
             self._draw()
         else:
             self.action_live()
@@ -305,7 +327,7 @@ class DashboardApp(ActionsApp):
 
     def action_pane(self, name: str) -> None:
         self._show_insight(name == "insight")
-        if name not in ("grid", "insight"):
+        if name not in (*POOLS, "insight"):
             self._front = name
             self._show_front()
         self.screen.set_focus(self.screen_stack[0].query_one(f"#{name}"))
@@ -316,10 +338,14 @@ class DashboardApp(ActionsApp):
         self._pump.want_ledger(shown)
 
     def action_zoom(self, step: int) -> None:
-        self.query_one(BlockGrid).change_zoom(step)
+        self._zoomed().change_zoom(step)
 
     def action_zoom_auto(self) -> None:
-        self.query_one(BlockGrid).change_zoom(None)
+        self._zoomed().change_zoom(None)
+
+    def _zoomed(self) -> BlockGrid:
+        """The grid that has the focus, else the block pool's."""
+        return self.focused if isinstance(self.focused, BlockGrid) else self.query_one("#grid", BlockGrid)
 
     # --- the prompt -----------------------------------------------------------------------------------------------
 

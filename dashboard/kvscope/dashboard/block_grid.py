@@ -17,6 +17,7 @@ from kvscope.dashboard.pane import StripPane
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
 from kvscope.dashboard.strips import make_strip
 
+MIN_SUBTITLED = 30  # a narrower grid has no words for its zoom
 _RowKey = tuple[object, ...]
 
 
@@ -32,20 +33,18 @@ class BlockGrid(StripPane):
     ]
 
     class CursorMoved(Message):
-        def __init__(self, block_id: int) -> None:
-            super().__init__()
-            self.block_id = block_id
+        """Onto this block of this pool."""
 
-    class Picked(Message):
+        def __init__(self, block_id: int, letter: str) -> None:
+            super().__init__()
+            self.block_id, self.letter = block_id, letter
+
+    class Picked(CursorMoved):
         """The user wants the holder of this block selected."""
 
-        def __init__(self, block_id: int) -> None:
-            super().__init__()
-            self.block_id = block_id
-
-    def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
+    def __init__(self, glyphs: Glyphs, *, id: str, has_legend: bool = True) -> None:  # noqa: A002
         super().__init__(id=id)
-        self._glyphs = glyphs
+        self._glyphs, self._has_legend = glyphs, has_legend
         self._pool: PoolFrame = EMPTY_POOL
         self._light: Light = NO_LIGHT
         self._captions: Captions = {}
@@ -67,11 +66,11 @@ class BlockGrid(StripPane):
         width, height = self.content_width, self.content_height
         if width <= 0 or height <= 0 or not self.display:
             return
-        # One line less than there is: the legend has the last one.
-        self.layout_now = lay_out(self._pool, width, height - 1, self._zoom)
-        self.set_subtitle(self._zoom_words())
+        # The legend has the last line.
+        self.layout_now = lay_out(self._pool, width, height - self._has_legend, self._zoom)
+        self.set_subtitle(self._zoom_words() if width >= MIN_SUBTITLED else "")
         self._forget_stale_rows(width)
-        top, size = self.scroll_offset.y, Size(width, max(self.layout_now.height + 1, height))
+        top, size = self.scroll_offset.y, Size(width, max(self.layout_now.height + self._has_legend, height))
         self._cells = self._make_cells(top, height)
         painted = {y: self._line(y, width, size.height) for y in range(top, top + height)}
         before, self._painted = self._painted, painted
@@ -95,7 +94,7 @@ class BlockGrid(StripPane):
 
     def _line(self, y: int, width: int, height: int) -> Strip:
         layout, pool = self.layout_now, self._pool
-        if y == height - 1 and pool.num_blocks:
+        if self._has_legend and y == height - 1 and pool.num_blocks:
             return make_strip(legend(layout, self._glyphs), width)
         row, part = divmod(y, layout.lines)
         if row >= layout.rows:
@@ -173,7 +172,7 @@ class BlockGrid(StripPane):
 
     def action_pick(self) -> None:
         if self._light.cursor is not None:
-            self.post_message(self.Picked(self._light.cursor))
+            self.post_message(self.Picked(self._light.cursor, self._pool.letter))
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
@@ -189,7 +188,7 @@ class BlockGrid(StripPane):
             self._light = self._light._replace(cursor=block_id)
             self.redraw()
             self._scroll_to_cursor()
-            self.post_message(self.CursorMoved(block_id))
+            self.post_message(self.CursorMoved(block_id, self._pool.letter))
 
     def _scroll_to_cursor(self) -> None:
         if self._light.cursor is None:

@@ -29,15 +29,15 @@ class Caption(NamedTuple):
 Captions = Mapping[int, Caption]
 
 
-def build_captions(frame: Frame) -> Captions:
-    """Captions of every held block of a small pool; none at all for a large one."""
-    pool = frame.pool
+def build_captions(frame: Frame, pool: PoolFrame | None = None) -> Captions:
+    """Captions of every held block of a small pool, the device's unless told; none at all for a large one."""
+    pool = pool or frame.pool
     if pool.num_blocks > MAX_CARDS:
         return {}
     captions: dict[int, Caption] = {}
     for request in frame.requests:
         for sequence in request.sequences:
-            for logical, block_id in enumerate(sequence.table):
+            for logical, block_id in enumerate(sequence.table_in(pool.letter)):
                 known = captions.get(block_id)
                 if known is None:
                     first = logical * pool.block_size
@@ -85,7 +85,7 @@ def _facts(pool: PoolFrame, block_id: int, light: Light, caption: Caption | None
     ref_count = pool.refs[block_id]
     style = block_style(pool, block_id, light)
     lit = block_id in light.logical
-    name = f"P{block_id}"
+    name = pool.name(block_id)
     parts: list[Part] = [
         (name, name_style(block_id, light)),
         (" " * (len(str(pool.num_blocks - 1)) + 2 - len(name)), theme.PLAIN),

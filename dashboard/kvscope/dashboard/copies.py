@@ -11,6 +11,7 @@ from kvscope.dashboard.owners import owner_code
 from kvscope.events.state import RequestState, SequenceState, WaitingReason
 from kvscope.events.types import SamplingParams
 
+DEVICE, HOST = "P", "H"  # the two pools, as the names of their blocks begin
 _owner_code = lru_cache(maxsize=4096)(owner_code)
 
 
@@ -63,11 +64,15 @@ class SequenceFrame(NamedTuple):
     num_copies: int
     finish_reason: str | None
     score: float | None = None  # of a beam: see SequenceState
-    host_table: tuple[int, ...] = ()
+    host_table: tuple[int, ...] = ()  # while swapped out
 
     @property
     def num_generated(self) -> int:
         return len(self.pieces) - self.num_prompt_tokens
+
+    def table_in(self, letter: str) -> tuple[int, ...]:
+        """Its blocks in one of the two pools, by logical number."""
+        return self.host_table if letter == HOST else self.table
 
 
 class RequestFrame(NamedTuple):
@@ -133,7 +138,7 @@ class SequenceCopies:
             num_copies=sequence.num_copies,
             finish_reason=sequence.finish_reason,
             score=sequence.score,
-            host_table=tuple(sequence.host_table),
+            host_table=BlockTable(sequence.host_table),
         )
         self._next[sequence.sequence_id] = _Copy(
             frame, sequence.block_table, sequence.pieces, prompt_pieces, sequence.host_table

@@ -11,11 +11,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from kvscope.analysis.ledger import Bookkeeper, Ledger
-from kvscope.dashboard.copies import RequestFrame, SequenceCopies, SequenceFrame, copy_request
+from kvscope.dashboard.copies import HOST, RequestFrame, SequenceCopies, SequenceFrame, copy_request
 from kvscope.dashboard.owners import NOBODY, SEVERAL, OwnerCodes
-from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame, build_pool
+from kvscope.dashboard.pool_frame import EMPTY_HOST_POOL, EMPTY_POOL, PoolFrame, build_host_pool, build_pool
 from kvscope.events.audit import Finding
 from kvscope.events.state import Counters, EngineState
 from kvscope.events.types import EngineInfo
@@ -57,8 +59,7 @@ class Frame(NamedTuple):
     findings: tuple[Finding, ...]
     step_elapsed_ns: int = 0
     ledger: Ledger | None = None  # while somebody looks at it
-    num_host_blocks: int = 0
-    num_host_held: int = 0
+    host: PoolFrame = EMPTY_HOST_POOL  # where swapped-out requests are; of no blocks where there is none
     behind: Behind | None = None  # only for the past of a live engine
     pause_reason: str = ""  # a breakpoint's
     epoch: bytes = b""  # of the engine's life
@@ -72,18 +73,19 @@ class Frame(NamedTuple):
         sequences = request.sequences if request is not None else ()
         return next((sequence for sequence in sequences if sequence.sequence_id == sequence_id), None)
 
-    def holders(self, block_id: int) -> list[tuple[str, int]]:
-        """`(sequence_id, logical_block)` of every table entry that points at the block.
+    def holders(self, block_id: int, pool: PoolFrame | None = None) -> list[tuple[str, int]]:
+        """`(sequence_id, logical_block)` of every table entry that points at the block, of the device unless told.
 
         Its colour says which tables to look at: a long one has thousands of entries.
         """
-        colour = self.pool.owners[block_id] if 0 <= block_id < self.pool.num_blocks else NOBODY
+        pool = pool or self.pool
+        colour = pool.owners[block_id] if 0 <= block_id < pool.num_blocks else NOBODY
         return [
-            (sequence.sequence_id, sequence.table.index(block_id))
+            (sequence.sequence_id, table.index(block_id))
             for request in (self.requests if colour != NOBODY else ())
             if colour in (request.owner, SEVERAL)
             for sequence in request.sequences
-            if block_id in sequence.table
+            if block_id in (table := sequence.table_in(pool.letter))
         ]
 
 
@@ -122,6 +124,8 @@ class FrameBuilder:
 
     def __init__(self) -> None:
         self.meter, self.owners, self.bookkeeper = RateMeter(), OwnerCodes(), Bookkeeper()
+        self.host_owners = OwnerCodes(HOST)
+        self._host_refs: tuple[list[int], NDArray[np.int32]] = ([], np.zeros(0, np.int32))
         self.sequences = SequenceCopies()
         self.wants_ledger = False
         self.owes_ledger = False  # the latest frame has an older one
@@ -137,6 +141,12 @@ class FrameBuilder:
             cost_s = time.monotonic() - started_s
             self._next_ledger_s = started_s + (20 * cost_s if cost_s > CHEAP_S else 0)
         return self._ledger if self.wants_ledger else None
+
+    def host_refs(self, state: EngineState) -> NDArray[np.int32]:
+        """The ref counts of host blocks as a column: a new one when the fold has replaced the list."""
+        if state.host_ref_counts is not self._host_refs[0]:
+            self._host_refs = state.host_ref_counts, np.array(state.host_ref_counts, np.int32)
+        return self._host_refs[1]
 
 
 def build_frame(view: View, builder: FrameBuilder) -> Frame:
@@ -169,12 +179,14 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             step_elapsed_ns=state.step_elapsed_ns,
             ledger=builder.account(state),
             pause_reason=state.pause_reason,
-            num_host_blocks=len(state.host_ref_counts),
-            num_host_held=len(state.host_ref_counts) - state.host_ref_counts.count(0),
         )
+        host_refs = builder.host_refs(state)
     builder.sequences.next_frame(requests)
     block_size = frame.info.block_size if frame.info is not None else 1
-    return frame._replace(pool=build_pool(block_size, refs, written, requests, builder.owners))
+    return frame._replace(
+        pool=build_pool(block_size, refs, written, requests, builder.owners),
+        host=build_host_pool(block_size, host_refs, requests, builder.host_owners),
+    )
 
 
 def _rate(state: EngineState, meter: RateMeter) -> float | None:

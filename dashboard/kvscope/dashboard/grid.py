@@ -38,7 +38,7 @@ def draw_row(
     start = row * layout.blocks_per_row
     label: list[Part] = []
     if layout.label_width:
-        label.append((f"P{start}".rjust(layout.label_width - 1) + " ", theme.FAINT))
+        label.append((pool.name(start).rjust(layout.label_width - 1) + " ", theme.FAINT))
     if layout.zoom >= Zoom.DENSE:
         cells = cells or make_cells(pool, layout, range(row, row + 1), light, glyphs)
         parts = [Segment(text, style) for text, style in (*label, *cells.parts(row))]
@@ -80,7 +80,7 @@ def slot_glyphs(pool: PoolFrame, block_id: int, glyphs: Glyphs) -> str:
 def _draw_slots(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, cell_width: int) -> list[Part]:
     ref_count, lit = pool.refs[block_id], block_id in light.logical
     id_width = len(str(pool.num_blocks - 1)) + 1
-    name, refs = f"P{block_id}", f"{ref_count}" if ref_count else ""
+    name, refs = pool.name(block_id), f"{ref_count}" if ref_count else ""
     tail = cell_width - id_width - pool.block_size
     logical = f" L{light.logical[block_id]}" if lit and tail >= SLOTS_TAIL else ""
     air = max(tail - 2 - len(refs) - len(logical), 0)
@@ -102,7 +102,7 @@ def _draw_block(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, ce
     digit = "" if ref_count <= 1 else str(ref_count) if ref_count <= 9 else glyphs.many
     name: list[Part] = []
     if cell_width > 3:
-        label = f"P{block_id}".ljust(len(str(pool.num_blocks - 1)) + 2)
+        label = pool.name(block_id).ljust(len(str(pool.num_blocks - 1)) + 2)
         name = [(label, name_style(block_id, light))]
     room = cell_width - measure(name) - 1 - len(digit)
     return [*name, (glyph, style), (digit, theme.SHARED), (" " * room, theme.PLAIN)]

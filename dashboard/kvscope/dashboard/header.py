@@ -148,8 +148,8 @@ def _facts(frame: Frame) -> list[list[Part]]:
         _fact("CoW", f"{counters.copies}"),
         _fact("preempted", f"{counters.preemptions}", style=theme.NOTICE if counters.preemptions else None),
     ]
-    if frame.num_host_blocks:
-        facts.append(_fact("host", f"{frame.num_host_held}", f"/{frame.num_host_blocks} blocks"))
+    if frame.host.num_blocks:
+        facts.append(_fact("host", f"{frame.host.num_held}", f"/{frame.host.num_blocks}"))
     rarely = {
         "refused": counters.refusals,
         "gaps": frame.num_gaps,

@@ -29,10 +29,11 @@ _ABOUT = {
     "text": ("Text", "what was asked, and what the model has written so far"),
     "events": ("Events", "what happened, as sentences; the newest is followed until you go up"),
     "block": ("Block", "the block under the cursor: its holders and its slots"),
+    "host": ("Host pool", "blocks of host memory that preempted requests are swapped out to; see --swap-space"),
     "insight": ("Insight", "where the memory goes, and what reserving maxima would take for the same requests"),
     "prompt": ("Prompt", _OPTIONS),
 }
-_PANE_KEYS = {"grid": BlockGrid, "requests": RequestsPane, "table": TablePane, "events": EventsPane}
+_PANE_KEYS = {"grid": BlockGrid, "host": BlockGrid, "requests": RequestsPane, "table": TablePane, "events": EventsPane}
 
 
 def draw_help(glyphs: Glyphs, width: int, focused: str | None = None) -> list[Strip]:
@@ -46,7 +47,7 @@ def draw_help(glyphs: Glyphs, width: int, focused: str | None = None) -> list[St
     past = [(key_names(key.keys), key.about) for key in KEYS if key.needs in _PAST]
     strips += _section("In a recording, and in an engine's past", past, width)
     for name in (*_PANE_KEYS, "prompt"):
-        if name != focused:
+        if name not in (focused, "host"):  # the host pool's keys are the block pool's
             strips += _place(name, width)
     strips += _section("Every pane", _of(StripPane.BINDINGS), width)
     return [*strips, *_section("Signs", _legend(glyphs), width)]

@@ -6,31 +6,33 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.copies import SequenceFrame
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, make_strip, quote_piece, wrap_parts
 
 MAX_HOLDERS_NAMED = 8
 
 
-def draw_block(frame: Frame, block_id: int, glyphs: Glyphs, width: int) -> list[Strip]:
-    """The block's state and holders, then its slots one after the other, wrapped."""
-    pool = frame.pool
+def draw_block(
+    frame: Frame, block_id: int, glyphs: Glyphs, width: int, *, pool: PoolFrame | None = None
+) -> list[Strip]:
+    """The block's state and holders, then its slots one after the other, wrapped; of the device's pool unless told."""
+    pool = pool or frame.pool
     if not 0 <= block_id < pool.num_blocks:
         return [make_strip([(" the pool is not known yet", theme.SOFT)], width)]
-    holders = frame.holders(block_id)
+    holders = frame.holders(block_id, pool)
     inner = max(width - 2, 1)
-    body = wrap_parts(_summary(frame, block_id, holders), inner)
+    body = wrap_parts(_summary(pool, block_id, holders), inner)
     if holders:
         sequence = frame.sequence(holders[0][0])
         if sequence is not None:
-            body += wrap_parts(_slot_words(frame, block_id, sequence, holders[0][1], glyphs), inner)
+            body += wrap_parts(_slot_words(pool, block_id, sequence, holders[0][1], glyphs), inner)
     margin = make_strip([(" ", theme.PLAIN)])
     return [Strip.join([margin, strip]).adjust_cell_length(width) for strip in body]
 
 
-def _summary(frame: Frame, block_id: int, holders: list[tuple[str, int]]) -> list[Part]:
-    pool = frame.pool
+def _summary(pool: PoolFrame, block_id: int, holders: list[tuple[str, int]]) -> list[Part]:
     ref_count, num_written = pool.refs[block_id], pool.written[block_id]
-    name: Part = (f"P{block_id}", theme.STRONG)
+    name: Part = (pool.name(block_id), theme.STRONG)
     if not ref_count:
         state = f" cached: {num_written} of {pool.block_size} slots kept" if num_written else " free"
         return [name, (state, theme.SOFT)]
@@ -46,9 +48,8 @@ def _summary(frame: Frame, block_id: int, holders: list[tuple[str, int]]) -> lis
     ]
 
 
-def _slot_words(frame: Frame, block_id: int, sequence: SequenceFrame, logical: int, glyphs: Glyphs) -> list[Part]:
+def _slot_words(pool: PoolFrame, block_id: int, sequence: SequenceFrame, logical: int, glyphs: Glyphs) -> list[Part]:
     """`0 ■ "the"` for each slot. The written part of a shared block is common to its holders: any of them will do."""
-    pool = frame.pool
     first, num_written = logical * pool.block_size, pool.written[block_id]
     colour = theme.owner_style(pool.owners[block_id])
     parts: list[Part] = []

@@ -13,6 +13,7 @@ PANES = {
     "events": "Events",
     "block": "Block",
     "insight": "Insight",
+    "host": "Host pool",
 }
 
 
@@ -23,8 +24,7 @@ class Key(NamedTuple):
     """`needs` names what must be there for the key to do anything, or nothing.
 
     "engine": control of it. "recording": a past to move in, a file's or an engine's. "live": an engine that can be
-    frozen. "history": it has been. "steps": engine or recording. "tap": something to
-    record.
+    frozen. "history": it has been. "steps": engine or recording. "tap": something to record. "host": blocks to swap to.
     """
 
     keys: str
@@ -86,6 +86,7 @@ KEYS = (
     Key("5", "pane('events')", "events", "Go to the events", footer=False, priority=True),
     Key("6", "pane('block')", "block", "Go to the block under the cursor", footer=False, priority=True),
     Key("7", "pane('insight')", "insight", "Where the memory goes: pool over time, waste ledger", priority=True),
+    Key("8", "pane('host')", "host", "Go to the host pool, where swapped-out requests are", "host", False, True),
     Key("plus,equals_sign", "zoom(-1)", "zoom in", "Draw blocks nearer", footer=False),
     Key("minus", "zoom(1)", "zoom out", "Draw blocks denser", footer=False),
     Key("0", "zoom_auto", "zoom auto", "Choose the zoom by the pool's size", footer=False),

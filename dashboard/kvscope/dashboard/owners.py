@@ -30,7 +30,9 @@ class OwnerCodes:
     exactly when n * sum(r^2) = sum(r)^2 (Cauchy-Schwarz), and that request is sum(r) / n.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, letter: str = "P") -> None:
+        """`letter` is the pool's: see copies.py."""
+        self._letter = letter
         self._tables: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: number of its request, table
         self._numbers: dict[str, int] = {}  # of requests that hold blocks: small, so that squares fit into 64 bits
         self._unused: list[int] = []
@@ -47,12 +49,16 @@ class OwnerCodes:
         """The codes for these tables, as an array of their own."""
         if len(self._codes) != num_blocks:
             self._clear(num_blocks)
-        held = {request.request_id: request for request in requests if any(seq.table for seq in request.sequences)}
+        pool = self._letter
+        held = {
+            request.request_id: request for request in requests if any(seq.table_in(pool) for seq in request.sequences)
+        }
         tables: dict[str, tuple[int, tuple[int, ...]]] = {}
         for request_id, request in held.items():
             number = self._numbers.get(request_id) or self._new_number(request_id)
             self._colours[number] = request.owner
-            tables |= {seq.sequence_id: (number, seq.table) for seq in request.sequences if seq.table}
+            held_here = ((seq.sequence_id, seq.table_in(pool)) for seq in request.sequences)
+            tables |= {name: (number, table) for name, table in held_here if table}
         self._recolour(tables)
         self._tables = tables
         for request_id in self._numbers.keys() - held.keys():

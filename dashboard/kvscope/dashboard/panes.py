@@ -15,6 +15,7 @@ from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
 from kvscope.dashboard.pane import MAX_COPIED_LINES, FollowingPane, LazyPane, StripPane
+from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
 from kvscope.dashboard.requests import Row, RowLister, draw_request_row, last_preemptions, row_facts
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
@@ -263,15 +264,16 @@ class BlockPane(StripPane):
         self._glyphs = glyphs
         self._frame: Frame | None = None
         self._block_id: int | None = None
+        self._pool: PoolFrame = EMPTY_POOL
 
-    def show(self, frame: Frame, block_id: int | None) -> None:
-        self._frame, self._block_id = frame, block_id
+    def show(self, frame: Frame, block_id: int | None, pool: PoolFrame) -> None:
+        self._frame, self._block_id, self._pool = frame, block_id, pool
         self.redraw()
 
     def draw(self, width: int) -> list[Strip]:
         if self._frame is None or self._block_id is None:
             return [make_strip([(" arrow keys or a click in the pool choose a block", theme.SOFT)], width)]
-        return draw_block(self._frame, self._block_id, self._glyphs, width)
+        return draw_block(self._frame, self._block_id, self._glyphs, width, pool=self._pool)
 
 
 class EventsPane(FollowingPane):

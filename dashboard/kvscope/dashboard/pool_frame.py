@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvscope.dashboard.copies import BlockTable, RequestFrame
+from kvscope.dashboard.copies import DEVICE, HOST, BlockTable, RequestFrame
 from kvscope.dashboard.owners import OwnerCodes
 
 
@@ -23,10 +23,15 @@ class PoolFrame(NamedTuple):
     num_saved: int  # blocks that sharing spares: table entries minus held blocks
     num_written_slots: int  # of held blocks
     num_shared_slots: int  # of these, in blocks with a ref count above one
+    letter: str = DEVICE  # which of the two pools it is
 
     @property
     def num_blocks(self) -> int:
         return len(self.refs)
+
+    def name(self, block_id: int) -> str:
+        """`P3`; of a block in host memory `H3`."""
+        return f"{self.letter}{block_id}"
 
     def count_shared(self, block_ids: Collection[int]) -> int:
         """How many of these blocks have a ref count above one."""
@@ -52,6 +57,8 @@ def build_pool(
     written: ArrayLike,
     requests: Sequence[RequestFrame],
     owners: OwnerCodes | None = None,
+    *,
+    letter: str = DEVICE,
 ) -> PoolFrame:
     """Totals and owner colours of a pool; `owners` remembers the last frame's, to save work. Columns are kept as given.
 
@@ -66,14 +73,28 @@ def build_pool(
         block_size=block_size,
         refs=refs,
         written=written,
-        owners=(owners or OwnerCodes()).update(len(refs), requests),
+        owners=(owners or OwnerCodes(letter)).update(len(refs), requests),
         num_held=_count(held),
         num_cached=num_cached,
         num_shared=num_shared,
         num_saved=int(refs[shared].sum()) - num_shared if num_shared else 0,
         num_written_slots=int(written.sum()) - (int(written[cached].sum()) if num_cached else 0),
         num_shared_slots=int(written[shared].sum()) if num_shared else 0,
+        letter=letter,
     )
+
+
+def build_host_pool(
+    block_size: int, refs: NDArray[np.int32], requests: Sequence[RequestFrame], owners: OwnerCodes | None = None
+) -> PoolFrame:
+    """The pool that requests are swapped out to. Its blocks keep no column of written slots: tables tell."""
+    if not len(refs):
+        return EMPTY_HOST_POOL
+    written = np.zeros(len(refs), np.int32)
+    for sequence in (sequence for request in requests for sequence in request.sequences if sequence.host_table):
+        starts = np.arange(len(sequence.host_table)) * block_size
+        written[list(sequence.host_table)] = np.clip(sequence.num_written - starts, 0, block_size)
+    return build_pool(block_size, refs, written, requests, owners, letter=HOST)
 
 
 def _count(values: NDArray[Any]) -> int:
@@ -81,3 +102,4 @@ def _count(values: NDArray[Any]) -> int:
 
 
 EMPTY_POOL = build_pool(1, (), (), ())
+EMPTY_HOST_POOL = EMPTY_POOL._replace(letter=HOST)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 
-from kvscope.dashboard.copies import RequestFrame, SequenceFrame
+from kvscope.dashboard.copies import DEVICE, RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.grid_layout import Light
 from kvscope.dashboard.requests import order_requests
@@ -32,27 +32,28 @@ def shown_sequence(frame: Frame, key: str | None) -> Shown | None:
     return find_selected(frame, ordered[0].request_id) if ordered else None
 
 
-def light_of(frame: Frame, key: str | None, cursor: int | None) -> Light:
-    """The selected blocks with their logical numbers. Nothing is dimmed when nothing is lit."""
-    fresh = Touched(frame)
+def light_of(frame: Frame, key: str | None, cursor: int | None, letter: str = DEVICE) -> Light:
+    """The selected blocks of one pool with their logical numbers. Nothing is dimmed when nothing is lit in either."""
+    fresh = Touched(frame, letter)
     chosen = find_selected(frame, key)
     if chosen is None:
         return Light({}, dim_others=False, cursor=cursor, fresh=fresh)
     request, sequence = chosen
     sequences = request.sequences if key == request.request_id else (sequence,)
-    logical = {block_id: index for seq in reversed(sequences) for index, block_id in enumerate(seq.table)}
-    return Light(logical, dim_others=bool(logical), cursor=cursor, fresh=fresh)
+    logical = {block: index for seq in reversed(sequences) for index, block in enumerate(seq.table_in(letter))}
+    dim_others = any(sequence.table or sequence.host_table for sequence in sequences)
+    return Light(logical, dim_others=dim_others, cursor=cursor, fresh=fresh)
 
 
 class Touched(Collection[int]):
     """The blocks of `touched_blocks`, looked for when somebody asks: the far zoom never does."""
 
-    def __init__(self, frame: Frame) -> None:
-        self._frame = frame
+    def __init__(self, frame: Frame, letter: str) -> None:
+        self._frame, self._letter = frame, letter
 
     @cached_property
     def _blocks(self) -> frozenset[int]:
-        return touched_blocks(self._frame)
+        return touched_blocks(self._frame, self._letter)
 
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._blocks
@@ -64,13 +65,16 @@ class Touched(Collection[int]):
         return len(self._blocks)
 
 
-def touched_blocks(frame: Frame) -> frozenset[int]:
-    """Blocks that the latest step reserved, copied or wrote, as far as the log tells."""
+def touched_blocks(frame: Frame, letter: str = DEVICE) -> frozenset[int]:
+    """Blocks of one pool that the latest step reserved, copied, moved or wrote, as far as the log tells."""
     touched: set[int] = set()
     for entry in reversed(frame.log):
         if entry.step != frame.step:
             break
-        touched.update(_blocks_of(entry.event, frame))
+        if letter == DEVICE:
+            touched.update(_blocks_of(entry.event, frame))
+        elif isinstance(entry.event, ev.BlocksSwappedOut):
+            touched.update(entry.event.host_block_ids)
     return frozenset(touched)
 
 
@@ -85,7 +89,7 @@ def latest_block(frame: Frame) -> int | None:
 
 def _blocks_of(event: ev.Event, frame: Frame) -> Sequence[int]:
     match event:
-        case ev.BlocksAllocated(block_ids=block_ids):
+        case ev.BlocksAllocated(block_ids=block_ids) | ev.BlocksSwappedIn(block_ids=block_ids):
             return block_ids
         case ev.BlockCopied(target_block=block_id):
             return (block_id,)

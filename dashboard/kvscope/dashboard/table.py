@@ -10,9 +10,10 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, clip, make_strip, measure, piece_parts, wrap_parts
 from kvscope.dashboard.translation import draw_translation
-from kvscope.events.types import BlockCopied, BlocksReleased
+from kvscope.events.types import BlockCopied, BlocksReleased, BlocksSwappedOut
 
 
 class Notes(NamedTuple):
@@ -32,7 +33,10 @@ class TableDrawing:
         self._frame, (self._request, self._sequence) = frame, shown
         sequence = self._sequence
         self._glyphs, self._width = glyphs, width
-        self._notes = Notes(copied_blocks(frame, sequence.sequence_id), find_sharers(frame, sequence))
+        self._pool = frame.host if sequence.host_table else frame.pool
+        self._table = sequence.table_in(self._pool.letter)
+        copies = copied_blocks(frame, sequence.sequence_id) if self._pool is frame.pool else {}
+        self._notes = Notes(copies, find_sharers(frame, sequence, self._pool))
         self._token, self._below, self.row = token, list[Strip](), len(sequence.table)  # `row` has the token
         if token is not None and sequence.table:
             self.row = token // frame.pool.block_size
@@ -40,7 +44,7 @@ class TableDrawing:
             self._below = draw_translation(frame, (sequence, token), readers, glyphs, width)
 
     def __len__(self) -> int:
-        return max(len(self._sequence.table), 1) + len(self._below)
+        return max(len(self._table), 1) + len(self._below)
 
     @property
     def num_below(self) -> int:
@@ -50,7 +54,7 @@ class TableDrawing:
     def logical_at(self, y: int) -> int | None:
         """The logical block that line `y` is about."""
         logical = y if y <= self.row else max(y - len(self._below), self.row)
-        return logical if logical < len(self._sequence.table) else None
+        return logical if logical < len(self._table) else None
 
     def __getitem__(self, y: int) -> Strip:
         width = self._width
@@ -60,7 +64,7 @@ class TableDrawing:
         if logical is None:
             return make_strip([(f" {_no_blocks(self._request, self._sequence)}", theme.SOFT)], width)
         shown = (self._request, self._sequence)
-        words = _row_words(self._frame, shown, logical, self._notes, glyphs=self._glyphs, width=width)
+        words = _row_words(self._pool, shown, logical, self._notes, glyphs=self._glyphs, width=width)
         strip = make_strip(words, width)
         return strip.apply_style(theme.ROW) if self._below and logical == self.row else strip
 
@@ -102,23 +106,24 @@ def copied_blocks(frame: Frame, sequence_id: str) -> dict[int, tuple[int, int]]:
         return copies  # a look at the whole log, spared
     for entry in reversed(frame.log):
         event = entry.event
-        if isinstance(event, BlocksReleased) and event.sequence_id == sequence_id:
+        if isinstance(event, BlocksReleased | BlocksSwappedOut) and event.sequence_id == sequence_id:
             break
         if isinstance(event, BlockCopied) and event.sequence_id == sequence_id:
             copies.setdefault(event.logical_block, (event.source_block, event.target_block))
     return copies
 
 
-def find_sharers(frame: Frame, sequence: SequenceFrame) -> dict[int, list[str]]:
-    """The other sequences that hold a block of this one, by block: one pass over all tables."""
+def find_sharers(frame: Frame, sequence: SequenceFrame, pool: PoolFrame) -> dict[int, list[str]]:
+    """The other sequences that hold a block of this one in that pool, by block: one pass over all tables."""
     sharers: dict[int, list[str]] = {}
-    if not frame.pool.count_shared(sequence.table):
+    if not pool.count_shared(sequence.table_in(pool.letter)):
         return sharers
-    mine = set(sequence.table)
+    mine = set(sequence.table_in(pool.letter))
     for request in frame.requests:
         for other in request.sequences:
-            if other.sequence_id != sequence.sequence_id and not mine.isdisjoint(other.table):
-                for block_id in mine.intersection(other.table):
+            table = other.table_in(pool.letter)
+            if other.sequence_id != sequence.sequence_id and not mine.isdisjoint(table):
+                for block_id in mine.intersection(table):
                     sharers.setdefault(block_id, []).append(other.sequence_id)
     return sharers
 
@@ -126,17 +131,13 @@ def find_sharers(frame: Frame, sequence: SequenceFrame) -> dict[int, list[str]]:
 def _no_blocks(request: RequestFrame, sequence: SequenceFrame) -> str:
     if sequence.finish_reason is not None:
         return "finished: every block given back"
-    if sequence.host_table:
-        blocks = " ".join(f"H{block_id}" for block_id in sequence.host_table[:12])
-        more = f" and {len(sequence.host_table) - 12} more" if len(sequence.host_table) > 12 else ""
-        return f"swapped out to the host: {blocks}{more}"
     if request.status == "preempted":
         return "preempted: no blocks; its KV will be computed again"
     return "no blocks yet"
 
 
 def _row_words(
-    frame: Frame,
+    pool: PoolFrame,
     shown: tuple[RequestFrame, SequenceFrame],
     logical: int,
     notes: Notes,
@@ -145,14 +146,15 @@ def _row_words(
     width: int,
 ) -> list[Part]:
     request, sequence = shown
-    pool, block_id = frame.pool, sequence.table[logical]
-    ref_count, block_size = pool.refs[block_id], pool.block_size
+    table = sequence.table_in(pool.letter)
+    block_id, block_size = table[logical], pool.block_size
+    ref_count = pool.refs[block_id]
     num_written = min(max(sequence.num_written - logical * block_size, 0), block_size)
-    digits = len(str(max(len(sequence.table) - 1, 0)))
+    digits = len(str(max(len(table) - 1, 0)))
     parts: list[Part] = [
         (" L" + str(logical).ljust(digits), theme.SOFT),
         (f" {glyphs.arrow} ", theme.FAINT),
-        (f"P{block_id}".ljust(len(str(max(pool.num_blocks - 1, 0))) + 1), theme.STRONG),
+        (pool.name(block_id).ljust(len(str(max(pool.num_blocks - 1, 0))) + 1), theme.STRONG),
         (" " + _slots(num_written, block_size, width, glyphs), theme.owner_style(request.owner)),
         (" refs ", theme.FAINT),
         (f"{ref_count}", theme.SHARED if ref_count > 1 else theme.SOFT),

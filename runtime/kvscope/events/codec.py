@@ -170,3 +170,6 @@ def check_shape(state: EngineState) -> None:
     tables = [seq.block_table for request in state.requests.values() for seq in request.sequences]
     if any(not 0 <= block_id < num_blocks for table in tables for block_id in table):
         raise DecodeError("engine state: a block table points outside the pool")
+    host_tables = [seq.host_table for request in state.requests.values() for seq in request.sequences]
+    if any(not 0 <= block_id < len(state.host_ref_counts) for table in host_tables for block_id in table):
+        raise DecodeError("engine state: a host table points outside the host pool")
