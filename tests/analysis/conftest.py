@@ -20,13 +20,19 @@ MS = 1_000_000
 
 
 def run_engine(
-    num_blocks: int, requests: list[tuple[list[int], dict[str, object]]], *, together: bool, steps_between: int = 0
+    num_blocks: int,
+    requests: list[tuple[list[int], dict[str, object]]],
+    *,
+    together: bool,
+    steps_between: int = 0,
+    **changes: object,
 ) -> list[Batch]:
     """Requests `r1, r2, ...`, all at once or one after the other, or overlapping: a few steps apart.
 
     The clock moves 1 ms whenever it is read.
     """
-    info, sink, clock = fake_info(num_blocks=num_blocks, prefix_caching=True), AuditSink(keep=True), itertools.count()
+    info = fake_info(**{"num_blocks": num_blocks, "prefix_caching": True, **changes})
+    sink, clock = AuditSink(keep=True), itertools.count()
     runner = FakeRunner(info.num_blocks, info.block_size)
     engine = Engine(info, runner, FakeTokenizer(), sink, choose=choose_token, clock_ns=lambda: next(clock) * MS)
     for number, (prompt, options) in enumerate(requests, 1):

@@ -40,6 +40,19 @@ def test_a_larger_pool_gives_the_same_tokens_at_another_cost(crowded: Recording)
     assert max(found.held_by_step_a) <= 7
 
 
+def test_settings_that_are_not_alike_are_noted_and_reasons_to_wait_are_totals(crowded: Recording) -> None:
+    prompts = [list(range(start, start + 6)) for start in (5, 15, 25)]
+    requests = [(prompt, {"max_tokens": 12}) for prompt in prompts]
+    reserved = recording_of(run_engine(7, requests, together=True, allocator="contiguous", prefix_caching=False))
+    found = diff(crowded, reserved)
+    assert found.same
+    assert found.notes == ["allocator is paged in A, contiguous in B", "prefix_caching is True in A, False in B"]
+    totals = {total.name: total for total in found.totals}
+    assert totals["waited_reservation_s"].a == 0 < totals["waited_reservation_s"].b
+    assert totals["waited_blocks_s"].a > 0 == totals["waited_blocks_s"].b
+    assert diff(crowded, crowded).notes == []
+
+
 def test_what_sharing_saves(calm: Recording) -> None:
     pair = diff(calm, calm).requests[0]
     # Three blocks of the prompt; one candidate copies the third. Positions 10 and 11 are written, 12 never is.

@@ -4,6 +4,7 @@ import random
 from collections import defaultdict
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from kvscope.analysis import ledger as ledger_module
@@ -92,14 +93,46 @@ def test_every_number_equals_one_counted_by_hand(monkeypatch, max_idle_keys):
 
 
 def test_the_maximum_is_what_the_article_reserves():
-    """24 slots; B (6 tokens) may become 20 positions long: C with 6 cannot join. By blocks both run."""
+    """24 slots; B (6 tokens) may become 20 positions long: C, two blocks, cannot join. By blocks both run."""
     batches = run_engine(
         6, [([11, 12, 13, 14, 15, 16], {"max_tokens": 15}), ([31, 32, 33], {"max_tokens": 4})], together=True
     )
     both = [account for _, account in accounts(batches, Bookkeeper()) if account.num_requests == 2]
     assert both
-    assert {account.maximum for account in both} == {Maximum(slots=20 + 6, num_fitting=1)}
+    assert {account.maximum for account in both} == {Maximum(slots=20 + 8, num_fitting=1)}
     assert both[0].more_requests(both[0].held * 4) == 2
+
+
+def test_the_maximum_of_a_paged_run_is_what_a_contiguous_one_holds():
+    """The same prompts both ways, after every step; and as many come in at once as the ledger says would fit."""
+    roomy = {"together": True, "max_num_batched_tokens": 500, "max_num_seqs": 20, "prefix_caching": False}
+    compared, refused_entry = 0, 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        requests = [
+            (
+                [rng.randint(1, 9) for _ in range(rng.randint(1, 14))],
+                {"n": rng.choice([1, 2, 3]), "max_tokens": rng.randint(1, 12)},
+            )
+            for _ in range(rng.randint(1, 4))
+        ]
+        paged = run_engine(200, requests, **roomy)
+        contiguous = run_engine(200, requests, allocator="contiguous", **roomy)
+        expected = [(s.step, a.maximum.slots) for s, a in accounts(paged, Bookkeeper()) if s.phase == "commit"]
+        held = [(s.step, a.held * a.block_size) for s, a in accounts(contiguous, Bookkeeper()) if s.phase == "commit"]
+        assert held == expected
+        compared += sum(slots > 0 for _, slots in held)
+
+        num_blocks = rng.randint(21, 42)  # from what the largest of them needs
+        small = run_engine(num_blocks, requests, allocator="contiguous", **roomy)
+        state = next(s for s, _ in accounts(paged, Bookkeeper()) if s.phase == "plan")
+        state.info = msgspec.structs.replace(state.info, num_blocks=num_blocks)
+        account = Bookkeeper().draw_up(state)
+        admitted = next(s for s, _ in accounts(small, Bookkeeper()) if s.phase == "plan").requests.values()
+        assert sum(request.status == "running" for request in admitted) == account.maximum.num_fitting
+        refused_entry += account.maximum.num_fitting < len(requests)
+    assert compared > 100
+    assert 5 < refused_entry < 35
 
 
 def test_candidates_each_reserve_their_own_maximum():
@@ -109,7 +142,7 @@ def test_candidates_each_reserve_their_own_maximum():
 
 def test_the_longest_a_model_reads_bounds_the_maximum():
     batches = run_engine(32, [([1] * 6, {"max_tokens": 1_000})], together=True)  # max_model_len is 64
-    assert max(account.maximum.slots for _, account in accounts(batches, Bookkeeper())) == 63
+    assert max(account.maximum.slots for _, account in accounts(batches, Bookkeeper())) == 64
 
 
 def test_bytes_and_requests_are_shares_of_what_is_held():

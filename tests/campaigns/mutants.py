@@ -31,10 +31,11 @@ from mutate import Mutant, mutants_of
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "runtime" / "kvscope" / "engine"
 FILES = ("block_pool.py", "free_queue.py", "lru_list.py", "block_tables.py", "prefix_cache.py", "prefixes.py",
-         "admission.py", "scheduler.py", "preemption.py", "swapping.py", "host_blocks.py")  # fmt: skip
+         "free_runs.py", "contiguous.py", "admission.py", "scheduler.py", "preemption.py", "swapping.py",
+         "host_blocks.py")  # fmt: skip
 TESTS = ("test_scheduler.py", "test_swapping.py", "test_block_pool.py", "test_block_lists.py", "test_prefix_cache.py",
          "test_preemption.py", "test_article.py", "test_parallel_sampling.py", "test_memory_world.py",
-         "test_random_operations.py")  # fmt: skip
+         "test_contiguous.py", "test_random_operations.py")  # fmt: skip
 SLOW_TESTS = ("always_advances", "every_state_of_a_small_world_with", "a_model_comes_back", "searches_for_a_fault",
               "healed_and_counted", "fold_of_all_batches",
               *(f"any_operations[{chunk}]" for chunk in range(1, 20)))  # fmt: skip

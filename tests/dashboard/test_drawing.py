@@ -1,5 +1,6 @@
 """Pure drawing, as text: what a monochrome screenshot would show."""
 
+import msgspec
 import numpy as np
 import pytest
 from dashboard_story import article_batches, candidates_batches, crowded_engine
@@ -205,6 +206,15 @@ def test_gauge_of_the_article():
     assert "4/6 blocks" in text
     assert "waste 4 slots 25%" in text
     assert "shared 0" in text
+
+
+def test_the_pool_says_when_its_blocks_are_not_paged():
+    frame = frame_of(article_batches())
+    assert lines(draw_gauge(frame, UNICODE, 80))[0].startswith(" POOL ■")
+    info = msgspec.structs.replace(frame.info, allocator="contiguous")
+    text = lines(draw_gauge(frame._replace(info=info), UNICODE, 80))
+    assert text[0].startswith(" POOL contiguous ■")
+    assert all(cell_len(line) <= 80 for line in text)
 
 
 def test_gauge_counts_what_sharing_saves():

@@ -5,7 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may look beyond this machine
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands do: see wait_for_threads_asleep
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import platformdirs
@@ -19,6 +19,8 @@ from kvscope.engine.engine import Engine
 from kvscope.engine.model_loader import LoadedModel, load_model
 from kvscope.engine.sampler import choose_token, rank_tokens
 from kvscope.engine.sinks import AuditSink
+from kvscope.events.fold import apply_batch
+from kvscope.events.state import EngineState
 from kvscope.events.types import EngineInfo
 from kvscope.kernels.backend import get_backend
 
@@ -36,6 +38,13 @@ class Fixture:
         assert self.sink.auditor.findings == []
         assert self.engine.check_integrity() == []
         assert self.sink.auditor.state == self.engine.state()
+
+    def states(self) -> Iterator[EngineState]:
+        """The fold after each batch so far; one object that changes."""
+        state = EngineState()
+        for batch in self.sink.batches:
+            state = apply_batch(state, batch)
+            yield state
 
     def run(self, *, checked: bool = True) -> int:
         """Step until nothing is left to do; returns the number of steps."""

@@ -12,6 +12,7 @@ from kvscope.engine.attention import PagedStep
 from kvscope.engine.engine import RequestRefusedError
 from kvscope.engine.model_loader import LoadedModel
 from kvscope.events import types as ev
+from kvscope.events.state import WaitingReason
 from kvscope.events.types import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -77,6 +78,25 @@ def test_slots_are_reserved_before_they_are_written(article: Any) -> None:
     article.engine.step()
     assert seen == [(2, 0)]
     assert written(article) == 6
+
+
+def test_reserving_the_maximum_keeps_c_out(real_engine: Any, tiny: LoadedModel) -> None:
+    """The figure's upper half, on a real engine: 20 of 24 slots are B's, so C, 6 tokens long, waits for its end."""
+    fixture = real_engine(tiny, block_size=4, num_gpu_blocks_override=6, allocator="contiguous")
+    b = submit(fixture, "B", B_TOKENS, max_tokens=15)
+    fixture.engine.step()
+    assert (len(table(fixture, "B.0")) * 4, written(fixture)) == (20, 6)
+    c = submit(fixture, "C", C_TOKENS, max_tokens=2)  # one token more than its KV: two blocks, as in the figure
+    fixture.engine.step()
+    assert table(fixture, "C.0") == []
+    assert fixture.sink.auditor.state.requests["C"].waiting == WaitingReason("reservation", 2, 1)
+    num_steps = 2 + fixture.run()
+    assert (len(b.sequences[0].generated), num_steps) == (15, 15 + 2)  # C runs when B has ended
+
+    paged = real_engine(tiny, block_size=4, num_gpu_blocks_override=6, enable_prefix_caching=False)
+    requests = [submit(paged, "B", B_TOKENS, max_tokens=15), submit(paged, "C", C_TOKENS, max_tokens=2)]
+    assert paged.run() == 15  # C runs beside B
+    assert [r.sequences[0].generated for r in requests] == [r.sequences[0].generated for r in (b, c)]
 
 
 def test_tables_connect_token_order_to_places(article: Any) -> None:

@@ -44,10 +44,11 @@ def random_prompt(rng: random.Random) -> list[int]:
     return [rng.randint(1, 2) for _ in range(rng.randint(0, 14))]
 
 
-def run_operations(fake_engine: Any, seed: int) -> Any:
+def run_operations(fake_engine: Any, seed: int, **changes: Any) -> Any:
     """One random life of an engine; the checks run after every operation."""
     rng = random.Random(seed)
     fixture = fake_engine(
+        **changes,
         num_blocks=rng.randint(3, 16),
         block_size=rng.choice([1, 2, 3, 4]),
         max_num_seqs=rng.randint(1, 8),

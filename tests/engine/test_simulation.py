@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvscope.analysis.check import check
+from kvscope.analysis.diff import diff
 from kvscope.analysis.stats import measure
 from kvscope.engine.config import ConfigError
 from kvscope.engine.simulation import command
@@ -43,6 +44,7 @@ def settings(**changes: Any) -> command.Settings:
         "max_num_batched_tokens": 512,
         "max_model_len": None,
         "prefix_caching": True,
+        "allocator": "paged",
         "max_requests": None,
         "max_waiting": 1_000,
         "speed": 1.0,
@@ -207,6 +209,26 @@ def test_a_request_that_can_never_run_is_refused_and_counted(
     assert (summary["finished"], summary["refused"]) == (1, 1)
     assert "the pool has 300" in summary["first_refusal"]
     assert measure(recording).requests.refused == 1
+
+
+def test_the_same_trace_with_reserved_maxima(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same tokens; later, as fewer requests fit, and nobody is preempted."""
+    words = "requests=60 rate=50 prompt=200 output=60"
+    changes = {"synthetic": words, "num_blocks": 150, "prefix_caching": False}
+    sides = {
+        allocator: simulate(capsys, tmp_path / f"{allocator}.mcap", allocator=allocator, **changes)
+        for allocator in ("paged", "contiguous")
+    }
+    assert all(check(recording, []).ok for _, recording in sides.values())
+    found = diff(*(recording for _, recording in sides.values()))
+    assert found.same
+    assert found.notes == ["allocator is paged in A, contiguous in B"]
+    totals = {total.name: total for total in found.totals}
+    assert totals["preemptions"].a > totals["preemptions"].b == 0
+    assert totals["mean_unwritten_slots"].b > 3 * totals["mean_unwritten_slots"].a
+    assert totals["steps"].b > totals["steps"].a
+    assert totals["waited_reservation_s"].a == 0 < totals["waited_reservation_s"].b
+    assert totals["waited_fragmentation_s"].b > 0
 
 
 def test_idle_time_passes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ def demo(
     flags: ScreenFlags,
     *,
     name: str | None,
+    allocator: str,
     record: Path | None,
     force: bool,
     max_bytes: int | None = None,
@@ -46,6 +47,8 @@ def demo(
     lesson: bool = False,
 ) -> int:
     """Run the demonstration; the engine is stopped on every way out. The exit code."""
+    if lesson and allocator != "paged":
+        raise CommandError(f"demo --lesson is about paging; without it, --allocator {allocator}")
     on_screen = has_terminal()
     if on_screen:
         require_screen("demo")
@@ -53,7 +56,7 @@ def demo(
         raise CommandError("demo --lesson needs a terminal", ExitCode.USAGE)
     if max_steps_per_second is None and on_screen:
         max_steps_per_second = WATCHABLE_STEPS_PER_SECOND
-    arguments = [*(LESSON_ARGUMENTS if lesson else SERVE_ARGUMENTS)]
+    arguments = [*(LESSON_ARGUMENTS if lesson else SERVE_ARGUMENTS), "--allocator", allocator]
     if max_steps_per_second is not None:
         arguments += ["--max-steps-per-second", str(max_steps_per_second)]
     if record is not None:

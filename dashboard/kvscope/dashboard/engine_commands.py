@@ -47,6 +47,7 @@ def run(
     swap_space: flags.SwapSpace = DEFAULTS.swap_space,
     preemption: flags.Preemption = DEFAULTS.preemption,
     admission: flags.Admission = DEFAULTS.admission,
+    allocator: flags.Allocator = DEFAULTS.allocator,
 ) -> int:
     """Run prompts through the engine, without a dashboard; print outputs, token ids and the memory summary.
 
@@ -79,6 +80,7 @@ def run(
             swap_space=swap_space,
             preemption=preemption,
             admission=admission,
+            allocator=allocator,
         )
         _require_engine("run")
         wait_for_threads_asleep()
@@ -122,6 +124,7 @@ def serve(
     swap_space: flags.SwapSpace = DEFAULTS.swap_space,
     preemption: flags.Preemption = DEFAULTS.preemption,
     admission: flags.Admission = DEFAULTS.admission,
+    allocator: flags.Allocator = DEFAULTS.allocator,
 ) -> int:
     """Start an engine that dashboards attach to; Ctrl-C stops it.
 
@@ -153,6 +156,7 @@ def serve(
             swap_space=swap_space,
             preemption=preemption,
             admission=admission,
+            allocator=allocator,
         )
         _require_engine("serve")
         if until_stdin_closes:
@@ -180,6 +184,7 @@ def demo(
     record_max_size: flags.RecordMaxSize = None,
     force: flags.Force = False,
     name: Annotated[str | None, typer.Option(help="The engine's name; demo-PID unless set.", metavar="NAME")] = None,
+    allocator: flags.Allocator = DEFAULTS.allocator,
     max_steps_per_second: flags.MaxStepsPerSecond = None,
     ascii_only: flags.Ascii = False,
     theme: flags.Theme = None,
@@ -198,6 +203,7 @@ def demo(
     return demonstration.demo(
         ScreenFlags(ascii_only, theme, colors, no_mouse),
         name=name,
+        allocator=allocator,
         record=record,
         force=force,
         max_bytes=record_max_size,

@@ -46,6 +46,10 @@ Admission = Annotated[
     Literal["now", "worst-case", "watermark"],
     typer.Option(help="Admit on the blocks needed now, at the most ever, or now with 1% of the pool to spare."),
 ]
+Allocator = Annotated[
+    Literal["paged", "contiguous"],
+    typer.Option(help="Blocks as needed; or one run of blocks per sequence, reserved for its maximum, to compare."),
+]
 Seed = Annotated[int, typer.Option(help="Default seed of the sampling.", metavar="N")]
 
 Record = Annotated[Path | None, typer.Option(help="Keep every event in FILE, for `kvscope replay`.", metavar="FILE")]

@@ -98,7 +98,7 @@ def draw_gauge(frame: Frame, glyphs: Glyphs, width: int) -> list[Strip]:
         (f"/{pool.num_blocks} blocks", theme.TEXT),
         *_bytes_words(frame),
     ]
-    label: Part = (" POOL ", theme.SOFT)
+    label: Part = (f" POOL {_allocator_word(frame, glyphs)}", theme.SOFT)
     numbers = [part for fact in facts for part in fact]
     room = width - measure([label, *held, *numbers]) - 3
     if room >= MIN_BAR_WIDTH:
@@ -106,6 +106,13 @@ def draw_gauge(frame: Frame, glyphs: Glyphs, width: int) -> list[Strip]:
         return [make_strip([label, *bar, *held, ("  ", theme.PLAIN), *numbers], width)]
     bar = draw_bar(pool, glyphs, max(width - measure([label, *held]) - 1, 4))
     return [make_strip([label, *bar, *held], width), *_fact_lines(facts, width)]
+
+
+def _allocator_word(frame: Frame, glyphs: Glyphs) -> str:
+    """Blocks as needed go without saying."""
+    if frame.info is None or frame.info.allocator == "paged":
+        return ""
+    return f"{clip(frame.info.allocator, 16, glyphs)} "
 
 
 def _fact_lines(facts: list[list[Part]], width: int) -> list[Strip]:

@@ -30,6 +30,7 @@ def simulate(
         typer.Option(help="Prompt and output together, in tokens; the trace's longest unless set.", metavar="N"),
     ] = None,
     enable_prefix_caching: flags.EnablePrefixCaching = True,
+    allocator: flags.Allocator = "paged",
     max_requests: Annotated[int | None, typer.Option(help="Only the first N of the file.", metavar="N")] = None,
     max_waiting: Annotated[
         int, typer.Option(help="Requests in the queue; later ones wait outside of it.", metavar="N")
@@ -75,6 +76,7 @@ def simulate(
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_model_len=max_model_len,
                 prefix_caching=enable_prefix_caching,
+                allocator=allocator,
                 max_requests=max_requests,
                 max_waiting=max_waiting,
                 speed=speed,

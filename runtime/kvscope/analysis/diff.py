@@ -15,7 +15,7 @@ from kvscope.analysis.request_log import RequestLog, RequestRecord
 from kvscope.analysis.request_memory import RequestCost, RequestMemory
 from kvscope.analysis.stats import PoolSeries, Stats, summarize
 from kvscope.analysis.walk import walk
-from kvscope.events.types import SamplingParams
+from kvscope.events.types import EngineInfo, SamplingParams
 from kvscope.transport.recording.stored import AnyRecording
 
 
@@ -79,6 +79,7 @@ class _Request(NamedTuple):
 
 
 class _Side(NamedTuple):
+    info: EngineInfo | None
     requests: list[_Request]
     stats: Stats
     held_by_step: list[int]
@@ -94,16 +95,20 @@ def diff(a: AnyRecording, b: AnyRecording) -> Diff:
     only_b = [_figures(other) for one, other in pairs if one is None and other is not None]
     return Diff(
         same=not only_a and not only_b and all(pair.difference is None for pair in requests),
-        notes=[*_notes("A", sides[0].stats), *_notes("B", sides[1].stats)],
+        notes=[*_settings(*sides), *_notes("A", sides[0].stats), *_notes("B", sides[1].stats)],
         requests=requests,
         only_a=only_a,
         only_b=only_b,
-        totals=[_total(name, get(sides[0].stats), get(sides[1].stats)) for name, get in TOTALS.items()],
+        totals=[*_totals(sides[0].stats, sides[1].stats)],
         held_by_step_a=sides[0].held_by_step,
         held_by_step_b=sides[1].held_by_step,
     )
 
 
+SETTINGS = (
+    "model", "device", "dtype", "attention_backend", "allocator", "prefix_caching", "admission", "preemption",
+    "num_host_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+)  # fmt: skip
 TOTALS: dict[str, Callable[[Stats], float | None]] = {
     "requests": lambda s: s.requests.finished + s.requests.cancelled + s.requests.unfinished,
     "steps": lambda s: s.steps,
@@ -136,7 +141,7 @@ def _read(recording: AnyRecording) -> _Side:
     passed = walk(recording, meter, series, log, memory)
     log.finish(passed.state)
     requests = [_Request(*pair) for pair in zip(log.records, memory.costs, strict=True)]
-    return _Side(requests, summarize(recording, passed, series, log), series.held_by_step)
+    return _Side(passed.state.info, requests, summarize(recording, passed, series, log), series.held_by_step)
 
 
 def _pair(left: list[_Request], right: list[_Request]) -> Iterator[tuple[_Request | None, _Request | None]]:
@@ -204,8 +209,27 @@ def _figures(request: _Request) -> RequestFigures:
     )
 
 
+def _totals(a: Stats, b: Stats) -> Iterator[Total]:
+    """The figures, then the time that requests waited, all together, by reason."""
+    for name, get in TOTALS.items():
+        yield _total(name, get(a), get(b))
+    ours, theirs = a.requests.waited_s, b.requests.waited_s
+    for kind in dict.fromkeys(kind for waited in (ours, theirs) for kind in waited if waited[kind]):
+        yield _total(f"waited_{kind}_s", ours.get(kind, 0.0), theirs.get(kind, 0.0))
+
+
 def _total(name: str, a: float | None, b: float | None) -> Total:
     return Total(name, a, b, b / a if a and b is not None else None)
+
+
+def _settings(a: _Side, b: _Side) -> Iterator[str]:
+    """How the engines were started, where not alike; sizes of the pool are among the totals."""
+    if a.info is None or b.info is None:
+        return
+    for name in SETTINGS:
+        ours, theirs = getattr(a.info, name), getattr(b.info, name)
+        if ours != theirs:
+            yield f"{name} is {ours} in A, {theirs} in B"
 
 
 def _notes(side: str, stats: Stats) -> Iterator[str]:

@@ -5,7 +5,7 @@ A pure function of the state. Everything is counted in slots or blocks of held m
     unwritten    reserved slots without KV; `slack` are those of them in the last block of a table
     duplicates   full blocks whose tokens, from the first on, are those of another held block
     saved        table entries that need no block of their own: see `Saved`
-    maximum      what an allocator holds that reserves each sequence's possible length in one piece, before it starts
+    maximum      what `--allocator contiguous` would hold: whole blocks for each sequence's possible length
 """
 
 from typing import NamedTuple
@@ -144,13 +144,14 @@ def count_saved(state: EngineState, holding: list[RequestState]) -> Saved:
 
 
 def count_maximum(state: EngineState, holding: list[RequestState]) -> Maximum:
-    """The last token of a sequence never gets KV, so no room is reserved for it."""
+    """In whole blocks. The last token of a sequence never gets KV, so no room is reserved for it."""
     info = state.info
     if info is None:
         return Maximum()
     total, fitting, room = 0, 0, info.num_blocks * info.block_size
     for request in holding:
         longest = min(len(request.prompt_token_ids) + request.params.max_tokens, info.max_model_len) - 1
+        longest += -longest % info.block_size
         total += longest * sum(sequence.finish_reason is None for sequence in request.sequences)
         fitting += total <= room
     return Maximum(total, fitting)

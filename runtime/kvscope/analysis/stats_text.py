@@ -13,7 +13,7 @@ def stats_lines(name: str, stats: Stats) -> list[str]:
         fact(
             "engine",
             f"{stats.model}, {stats.device} {stats.dtype}; "
-            f"{counted(pool.num_blocks, 'block')} of {counted(pool.block_size, 'slot')}",
+            f"{counted(pool.num_blocks, 'block')} of {counted(pool.block_size, 'slot')}, {stats.allocator}",
         ),
         fact(
             "duration",

@@ -4,8 +4,8 @@ Plain Python integers in lists: no object per block, so a million blocks cost no
 what happens as events through the recorder it is given; it never publishes.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from kvscope.engine.free_queue import FreeQueue
 from kvscope.engine.lru_list import LruList
@@ -29,6 +29,15 @@ class Released(NamedTuple):
     cached: list[int]
 
 
+class FreeBlocks(Protocol):
+    """Ids of free blocks, and which of them go next."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def take(self, count: int) -> list[int]: ...
+    def extend(self, block_ids: Sequence[int]) -> None: ...
+
+
 # What one number says of a block: 2 for each table that points at it, and 1 if its content is worth keeping.
 FREE, CACHED, HOLDER = 0, 1, 2
 
@@ -49,7 +58,7 @@ class BlockPool:
         if free_order is not None and sorted(order) != list(range(num_blocks)):
             raise ValueError("free_order must name every block exactly once")
         self._states = [FREE] * num_blocks
-        self._free = FreeQueue(order)
+        self._free: FreeBlocks = FreeQueue(order)
         self._cached = LruList(num_blocks)
 
     @property

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import torch
 
-from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig
+from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig, use_prefix_caching
 from kvscope.engine.engine import Engine
 from kvscope.engine.host_memory import free_host_bytes
 from kvscope.engine.model_loader import LoadedModel, choose_device, load_model
@@ -107,10 +107,11 @@ def _describe(config: EngineConfig, model: LoadedModel, backend: AttentionBacken
         max_model_len=max_model_len,
         seed=config.seed,
         kvscope_version=version("kvscope"),
-        prefix_caching=config.enable_prefix_caching,
+        prefix_caching=use_prefix_caching(config.enable_prefix_caching, config.allocator),
         num_host_blocks=_num_host_blocks(config, block_bytes),
         preemption=config.preemption if config.swap_space else "recompute",
         admission=config.admission,
+        allocator=config.allocator,
     )
 
 

@@ -158,7 +158,8 @@ def _announce(engine: Engine, endpoints: Endpoints, keys: ServerKeys | None, rec
         f"kvscope: engine {info.name} ready",
         (
             f"  {make_printable(info.model)}, {info.device} {info.dtype}, {info.attention_backend} attention; "
-            f"{info.num_blocks} blocks of {info.block_size} slots, {info.bytes_per_block:,} bytes each"
+            f"{info.allocator} KV in {info.num_blocks} blocks of {info.block_size} slots, "
+            f"{info.bytes_per_block:,} bytes each"
         ),
         f"  attach here:          kvscope attach {info.name}",
         f"  attach over SSH:      ssh -t HOST kvscope attach {info.name}",

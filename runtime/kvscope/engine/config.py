@@ -1,6 +1,7 @@
 """What an engine is started with. Flags carry vLLM's names; no torch here."""
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ DEFAULT_MAX_MODEL_LEN = 4096  # where the model names no limit, or one beyond wh
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 PreemptionPolicy = Literal["recompute", "swap", "auto"]
 AdmissionPolicy = Literal["now", "worst-case", "watermark"]
+AllocatorName = Literal["paged", "contiguous"]
 BackendName = Literal["auto", "numba", "torch", "triton", "reference"]
 
 
@@ -48,6 +50,7 @@ class EngineConfig:
     swap_space: float = 0.0  # GiB of host memory for blocks of preempted requests
     preemption: PreemptionPolicy = "auto"
     admission: AdmissionPolicy = "now"
+    allocator: AllocatorName = "paged"
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -69,3 +72,22 @@ class EngineConfig:
             raise ConfigError(
                 f"--gpu-memory-utilization is a share above 0, up to 1, not {self.gpu_memory_utilization}"
             )
+
+        self._check_allocator()
+
+    def _check_allocator(self) -> None:
+        paged_only = {
+            f"--swap-space {self.swap_space:g}": self.swap_space > 0,
+            f"--admission {self.admission}": self.admission != "now",
+        }
+        for flag, given in paged_only.items():
+            if given and self.allocator == "contiguous":
+                raise ConfigError(f"{flag} is for --allocator paged: contiguous reserves maxima and preempts nobody")
+
+
+def use_prefix_caching(wanted: bool, allocator: AllocatorName) -> bool:
+    """Whether there is a prefix cache; says so when it was wanted and cannot be."""
+    if wanted and allocator == "contiguous":
+        sys.stderr.write("kvscope: no prefix cache: --allocator contiguous shares no blocks\n")
+        return False
+    return wanted

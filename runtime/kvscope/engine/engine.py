@@ -10,20 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from kvscope.engine.admission import PagedAdmission
 from kvscope.engine.beam_search import BeamSearch, num_candidates
 from kvscope.engine.beams import Beams
-from kvscope.engine.block_pool import BlockPool
-from kvscope.engine.block_tables import BlockCopy, BlockTables, Extent
+from kvscope.engine.block_tables import BlockCopy, Extent
 from kvscope.engine.breakpoints import BreakpointWatch
 from kvscope.engine.choice import ChooseToken, RankTokens, draw_seed
 from kvscope.engine.export import export_state
+from kvscope.engine.memory import build_memory
 from kvscope.engine.outputs import Outputs
-from kvscope.engine.prefixes import Prefixes
 from kvscope.engine.request import Request, RequestStatus
 from kvscope.engine.request import Sequence as SequenceOfRequest
 from kvscope.engine.scheduler import Limits, Scheduler, StepPlan
-from kvscope.engine.swapping import Swapper
 from kvscope.events import types as ev
 from kvscope.events.fold import MAX_FINISHED_REQUESTS
 from kvscope.events.state import Breakpoints, Counters, EngineState, FullState
@@ -75,14 +72,9 @@ class Engine:
         self.step_elapsed_ns = 0
         self.phase: Phase = "life"
         self._events: list[Event] = []
-        self._pool = BlockPool(info.num_blocks, info.block_size, free_order)
+        memory = build_memory(info, self._events, free_order)
+        self._pool, self._tables, self._prefixes, self._swapper, admission = memory
         self.breakpoints = BreakpointWatch(self._pool)
-        self._prefixes = Prefixes(self._pool, self._events) if info.prefix_caching else None
-        self._tables = BlockTables(self._pool, self._events, self._prefixes)
-        self._swapper = Swapper(self._tables, info.num_host_blocks, self._events)
-        admission = PagedAdmission(
-            self._tables, self._swapper, self._prefixes, max_model_len=info.max_model_len, policy=info.admission
-        )
         limits = Limits(info.max_num_batched_tokens, info.max_num_seqs, info.preemption)
         self.scheduler = Scheduler(self._tables, limits, self._events, admission, self._swapper)
         self._runner = runner
@@ -144,6 +136,8 @@ class Engine:
             raise RequestRefusedError(
                 f"{wish} needs {params.num_sequences} sequence seats; --max-num-seqs is {info.max_num_seqs}"
             )
+        if params.beam_width > 1 and info.allocator == "contiguous":
+            raise RequestRefusedError(f"{wish} needs --allocator paged: beams share the blocks of their history")
         if params.beam_width > 1 and self._rank is None:
             raise RequestRefusedError("this engine has no model to compare beams by")
         if params.beam_width > 1 and num_candidates(params.beam_width, self._eos_token_ids) > info.vocab_size:

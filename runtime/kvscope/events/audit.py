@@ -4,7 +4,7 @@ It runs on whatever can be folded: the live stream, a recording, the events of a
 event against the state just before it; `check_state` looks at a whole state. Neither mutates.
 
     1  ref count = number of table entries; free + held + cached = pool
-    2  only a free block is handed out
+    2  only a free block is handed out; where the allocator is contiguous, a table is one run of blocks
     3  no write to a shared block; written positions are a prefix without holes; no needless copy
     6  a copy preserves exactly the written slots
     5  a reused block is fully written, and something is left to compute
@@ -88,6 +88,7 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
             messages = [(2, f"P{b} handed out while held") for b in event.block_ids if _refs(state, b) > 0]
             messages += [(2, f"P{b} handed out while cached") for b in event.block_ids if _is_cached(state, b)]
             messages += [(2, f"P{b} handed out twice") for b, n in Counter(event.block_ids).items() if n > 1]
+            messages += _check_run(state, event)
         case ev.BlockCopied():
             messages = _check_copy(state, event)
         case ev.SlotsWritten():
@@ -103,6 +104,15 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
         case _:
             messages = []
     return [Finding(rule, message, state.step) for rule, message in messages]
+
+
+def _check_run(state: EngineState, event: ev.BlocksAllocated) -> list[tuple[int, str]]:
+    """Of an allocator that promises it: a table lies in one piece."""
+    if state.info is None or state.info.allocator != "contiguous":
+        return []
+    table = [*state.sequence(event.sequence_id).block_table, *event.block_ids]
+    in_one_piece = all(block_id == table[0] + logical for logical, block_id in enumerate(table))
+    return [] if in_one_piece else [(2, f"{event.sequence_id} does not lie in one run of blocks: {table}")]
 
 
 def _check_copy(state: EngineState, event: ev.BlockCopied) -> list[tuple[int, str]]:

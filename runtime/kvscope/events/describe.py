@@ -110,6 +110,10 @@ def describe_waiting(kind: str, needed: int, available: int) -> str:
             return f"could come to need {needed} blocks, {available} not promised to others"
         case "watermark":
             return f"needs {needed} blocks, {available} free above the watermark"
+        case "reservation":
+            return f"reserves {needed} blocks for its maximum, {available} free"
+        case "fragmentation":
+            return f"needs a run of {needed} blocks, the longest left has {available}"
         case "token_budget":
             return f"the step's token budget is spent ({available} left)"
         case "sequence_cap":

@@ -20,7 +20,9 @@ Phase = Literal["life", "control", "plan", "commit"]
 EngineStatus = Literal["running", "paused", "stopped"]
 FinishReason = Literal["stop", "length", "cancelled"]
 MissKind = Literal["nothing_shared", "shorter_than_block", "evicted"]
-WaitingKind = Literal["blocks", "worst_case", "watermark", "token_budget", "sequence_cap", "order"]
+WaitingKind = Literal[
+    "blocks", "worst_case", "watermark", "reservation", "fragmentation", "token_budget", "sequence_cap", "order"
+]
 PreemptionMode = Literal["recompute", "swap"]
 PreemptionReason = Literal["asked", "no_host_room", "one_step", "many_steps"]
 
@@ -78,6 +80,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_host_blocks: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUM_BLOCKS)] = 0  # for swapped-out requests
     preemption: str = "recompute"  # recompute, swap or auto
     admission: str = "now"  # now, worst-case or watermark
+    allocator: str = "paged"  # or contiguous: one run of blocks per sequence, for its maximum
 
 
 # --- the engine's life -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvscope.engine.config import MAX_BLOCK_SIZE, ConfigError
+from kvscope.engine.config import MAX_BLOCK_SIZE, AllocatorName, ConfigError, use_prefix_caching
 from kvscope.engine.simulation.cost import BYTES_PER_SLOT, HEAD_SIZE, NUM_KV_HEADS, NUM_LAYERS, StepCost
 from kvscope.engine.simulation.recording import RecordingSink
 from kvscope.engine.simulation.simulation import Simulation
@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_model_len: int | None
     prefix_caching: bool
+    allocator: AllocatorName
     max_requests: int | None
     max_waiting: int
     speed: float
@@ -127,7 +128,8 @@ def make_info(settings: Settings, trace: Trace) -> EngineInfo:
         max_model_len=settings.max_model_len or trace.longest,
         seed=0,
         kvscope_version=version("kvscope"),
-        prefix_caching=settings.prefix_caching,
+        prefix_caching=use_prefix_caching(settings.prefix_caching, settings.allocator),
+        allocator=settings.allocator,
     )
 
 
