@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvscope.engine.attention import PagedStep
-from kvscope.engine.engine import RequestRefusedError
+from kvscope.engine.intake import RequestRefusedError
 from kvscope.engine.model_loader import LoadedModel
 from kvscope.events import types as ev
 from kvscope.events.state import WaitingReason
@@ -226,7 +226,7 @@ def test_shared_blocks_stay_until_the_last_holder_ends(real_engine: Any, tiny: L
     fixture.engine.step()
     fixture.engine.step()
     fixture.engine._begin("control")
-    fixture.engine._finish_sequence(request.sequences[0], "cancelled")
+    fixture.engine._generation.finish(request.sequences[0], "cancelled")
     fixture.engine._publish()
     state = fixture.sink.auditor.state
     assert state.ref_counts == [1, 1, 0, 0, 0, 0]  # P0 stays for candidate 2, P2 is back

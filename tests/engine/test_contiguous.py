@@ -12,8 +12,8 @@ from kvscope.engine.block_pool import OutOfBlocksError
 from kvscope.engine.block_tables import BlockTables
 from kvscope.engine.config import ConfigError, EngineConfig, use_prefix_caching
 from kvscope.engine.contiguous import ContiguousAdmission, ContiguousPool
-from kvscope.engine.engine import RequestRefusedError
 from kvscope.engine.free_runs import FreeRuns
+from kvscope.engine.intake import RequestRefusedError
 from kvscope.engine.model_loader import LoadedModel
 from kvscope.engine.request import RequestStatus
 from kvscope.events import types as ev

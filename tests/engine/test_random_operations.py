@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.engine.engine import RequestRefusedError
+from kvscope.engine.intake import RequestRefusedError
 from kvscope.engine.sinks import AuditSink
 from kvscope.events.fold import apply_batch
 from kvscope.events.state import EngineState, FullState

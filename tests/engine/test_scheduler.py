@@ -8,7 +8,7 @@ import pytest
 from kvscope.engine.admission import PagedAdmission
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockTables
-from kvscope.engine.engine import RequestRefusedError
+from kvscope.engine.intake import RequestRefusedError
 from kvscope.engine.request import Sequence
 from kvscope.engine.scheduler import count_written_positions
 from kvscope.engine.swapping import Swapper

@@ -146,7 +146,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
     fake_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = fake_engine().engine
-    monkeypatch.setattr(engine, "_encoder", None)  # encoding would fail
+    monkeypatch.setattr(engine.intake, "_tokenizer", None)  # encoding would fail
     with pytest.raises(ControlRefused, match="has 1000000 characters; more than 8192 cannot fit"):
         EngineService(engine).submit("x" * 1_000_000, LONG, None)
     with pytest.raises(ControlRefused, match="not valid UTF-8"):
@@ -220,7 +220,7 @@ def test_a_paced_engine_keeps_its_distance(fake_engine: Any) -> None:
 def test_prompts_are_encoded_while_tokens_are_decoded(real_engine: Any, tiny: Any) -> None:
     """A tokenizer in two threads at once raises "Already borrowed"; so encoding has an instance of its own."""
     served = Served(real_engine(tiny, block_size=4))
-    assert served.engine._encoder is not served.engine._outputs._tokenizer
+    assert served.engine.intake._tokenizer is not served.engine._outputs._tokenizer
     names = [
         served.service.submit("My lord, " * 60, SamplingParams(max_tokens=12, ignore_eos=True), None) for _ in range(40)
     ]

@@ -12,7 +12,8 @@ from typing import Any
 
 from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import ConfigError, EngineConfig
-from kvscope.engine.engine import Engine, RequestRefusedError
+from kvscope.engine.engine import Engine
+from kvscope.engine.intake import RequestRefusedError
 from kvscope.engine.report import json_report, text_report
 from kvscope.engine.service import EngineService
 from kvscope.engine.sinks import AuditSink, TeeSink

@@ -3,19 +3,18 @@
 Not thread-safe: one thread owns an engine. `EngineService` puts one behind a queue of commands.
 """
 
-import copy
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from kvscope.engine.beam_search import BeamSearch, num_candidates
-from kvscope.engine.beams import Beams
+from kvscope.engine.beam_search import BeamSearch
 from kvscope.engine.block_tables import BlockCopy, Extent
 from kvscope.engine.breakpoints import BreakpointWatch
-from kvscope.engine.choice import ChooseToken, RankTokens, draw_seed
+from kvscope.engine.choice import ChooseToken, RankTokens
 from kvscope.engine.export import export_state
+from kvscope.engine.generation import Generation
+from kvscope.engine.intake import Intake, RequestRefusedError
 from kvscope.engine.memory import build_memory
 from kvscope.engine.outputs import Outputs
 from kvscope.engine.request import Request, RequestStatus
@@ -26,12 +25,6 @@ from kvscope.events.fold import MAX_FINISHED_REQUESTS
 from kvscope.events.state import Breakpoints, Counters, EngineState, FullState
 from kvscope.events.types import Batch, EngineInfo, EngineStatus, Event, Phase, SamplingParams
 from kvscope.transport.publisher import EventSink
-
-MAX_CHARACTERS_PER_TOKEN = 128  # the longest tokens of real vocabularies are runs of this many spaces
-
-
-class RequestRefusedError(ValueError):
-    """The request can never run here. One line, with the numbers."""
 
 
 class Runner(Protocol):
@@ -78,13 +71,11 @@ class Engine:
         limits = Limits(info.max_num_batched_tokens, info.max_num_seqs, info.preemption)
         self.scheduler = Scheduler(self._tables, limits, self._events, admission, self._swapper)
         self._runner = runner
-        self._choose = choose
-        self._rank = rank
-        self._encoder = copy.deepcopy(tokenizer)  # a tokenizer must not be used by two threads at once
-        self._encoder_lock = threading.Lock()
+        self.intake = Intake(info, tokenizer, admission, eos_token_ids=eos_token_ids, ranks_beams=rank is not None)
         self._outputs = Outputs(tokenizer, eos_token_ids, info.max_model_len)
-        self._beams = Beams(self._tables, self._outputs, self._events)
-        self._eos_token_ids = eos_token_ids
+        self._generation = Generation(
+            memory, self._outputs, self._events, self.counters, choose=choose, rank=rank, seed=info.seed
+        )
         self._sink = sink
         self._clock_ns = clock_ns
         self._check_when_idle = check_when_idle
@@ -99,56 +90,6 @@ class Engine:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def encode(self, prompt: str) -> list[int]:
-        """Token ids of a prompt, special tokens added as the tokenizer does by default. Any thread may call this.
-
-        Raises:
-            RequestRefusedError: too long for any tokenizer to make it fit, or not text at all.
-        """
-        longest = MAX_CHARACTERS_PER_TOKEN * self.info.max_model_len
-        if len(prompt) > longest:
-            raise RequestRefusedError(
-                f"the prompt has {len(prompt)} characters; more than {longest} cannot fit in --max-model-len "
-                f"{self.info.max_model_len}"
-            )
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise RequestRefusedError("the prompt is not valid UTF-8")
-        with self._encoder_lock:
-            return list(self._encoder(prompt).input_ids)
-
-    def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raises RequestRefusedError when no state of the pool could ever serve the request. Does not mutate."""
-        info, num_prompt = self.info, len(prompt_token_ids)
-        if num_prompt == 0:
-            raise RequestRefusedError("the prompt is empty")
-        if num_prompt >= info.max_model_len:
-            raise RequestRefusedError(
-                f"the prompt has {num_prompt} tokens; with --max-model-len {info.max_model_len} at most "
-                f"{info.max_model_len - 1} fit, since one more must be generated"
-            )
-        if max(prompt_token_ids) >= info.vocab_size:
-            raise RequestRefusedError(
-                f"the prompt holds token {max(prompt_token_ids)}, which the tokenizer knows and the model does not: "
-                f"it has {info.vocab_size} tokens"
-            )
-        wish = f"beam_width={params.beam_width}" if params.beam_width > 1 else f"n={params.n}"
-        if params.num_sequences > info.max_num_seqs:
-            raise RequestRefusedError(
-                f"{wish} needs {params.num_sequences} sequence seats; --max-num-seqs is {info.max_num_seqs}"
-            )
-        if params.beam_width > 1 and info.allocator == "contiguous":
-            raise RequestRefusedError(f"{wish} needs --allocator paged: beams share the blocks of their history")
-        if params.beam_width > 1 and self._rank is None:
-            raise RequestRefusedError("this engine has no model to compare beams by")
-        if params.beam_width > 1 and num_candidates(params.beam_width, self._eos_token_ids) > info.vocab_size:
-            raise RequestRefusedError(f"{wish} is too much for a vocabulary of {info.vocab_size} tokens")
-        needed = self.scheduler.admission.worst_case_blocks(num_prompt, params)
-        if needed > info.num_blocks:
-            raise RequestRefusedError(
-                f"{num_prompt} prompt tokens with {wish} max_tokens={params.max_tokens} can need "
-                f"{needed} blocks; the pool has {info.num_blocks} of {info.block_size} slots"
-            )
-
     def submit(
         self, prompt: str, params: SamplingParams, request_id: str, prompt_token_ids: list[int] | None = None
     ) -> Request:
@@ -159,7 +100,7 @@ class Engine:
         """
         self._begin("control")
         try:
-            token_ids = prompt_token_ids if prompt_token_ids is not None else self.encode(prompt)
+            token_ids = prompt_token_ids if prompt_token_ids is not None else self.intake.encode(prompt)
             self._check_new(request_id, token_ids, params)
         except RequestRefusedError as error:
             self.counters.refusals += 1
@@ -173,7 +114,7 @@ class Engine:
     def _check_new(self, request_id: str, token_ids: list[int], params: SamplingParams) -> None:
         if request_id in self.requests:
             raise RequestRefusedError(f"a request {request_id} exists already")
-        self.check_request(token_ids, params)
+        self.intake.check(token_ids, params)
 
     def cancel(self, request_id: str) -> None:
         """End a request now; every block it holds goes back. Unknown or ended requests are left alone."""
@@ -182,7 +123,7 @@ class Engine:
             return
         self._begin("control")
         for sequence in request.alive_sequences():
-            self._finish_sequence(sequence, "cancelled")
+            self._generation.finish(sequence, "cancelled")
         self._finish_request(request)
         self._publish()
 
@@ -277,7 +218,7 @@ class Engine:
                 self._prefixes.index_written(sequence, self._request_of(sequence).params.cache_salt)
         for sequence, _, _ in plan.extents:
             request = self._request_of(sequence)
-            self._choose_next(request, sequence, logits.get(sequence.sequence_id))
+            self._generation.go_on(request, sequence, logits.get(sequence.sequence_id), self.now_ns)
             if not request.alive_sequences():
                 self._finish_request(request)
         self.step_elapsed_ns = self._clock_ns() - started_ns
@@ -286,61 +227,6 @@ class Engine:
         if self._check_when_idle and not self.has_work():
             self._report_problems()
         self._publish()
-
-    def _choose_next(self, request: Request, sequence: SequenceOfRequest, logits: Any | None) -> None:
-        """What follows from a sequence's new KV: forks, and from its logits, if it reached its end, a next token."""
-        if request.search is None:
-            for candidate in self._fork_if_ready(request, sequence):
-                if logits is not None:
-                    self._append_token(request, candidate, logits)
-            return
-        if request.search.started:
-            self._fork_if_ready(request, sequence)
-        if logits is not None:
-            self._offer_beam(request, request.search, sequence, logits)
-
-    def _offer_beam(self, request: Request, search: BeamSearch, sequence: SequenceOfRequest, logits: Any) -> None:
-        assert self._rank is not None  # else the request was refused
-        count = num_candidates(search.width, self._outputs.end_tokens(request))
-        self.counters.generated_tokens += len(self._beams.offer(request, sequence, self._rank(logits, count)))
-        if request.first_token_ns is None and (search.started or search.hypotheses):
-            request.first_token_ns = self.now_ns
-        if search.decided:
-            for beam, hypothesis in zip(request.sequences, search.hypotheses, strict=True):
-                self._finish_sequence(beam, hypothesis.finish_reason)
-            request.search = None
-
-    def _fork_if_ready(self, request: Request, sequence: SequenceOfRequest) -> list[SequenceOfRequest]:
-        """The sequences that choose from this one's logits: itself, or all of them once the prompt is written."""
-        if request.forked or sequence.num_computed < request.fork_at:
-            return [sequence]
-        request.forked = True
-        others = [other for other in request.alive_sequences() if other is not sequence]
-        for other in others:
-            self._tables.fork(sequence, other)
-        return [sequence, *others]
-
-    def _append_token(self, request: Request, sequence: SequenceOfRequest, logits: Any) -> None:
-        noise_key = (self._seed(request), sequence.index, sequence.num_tokens)
-        choice = self._choose(logits, request.params, noise_key)
-        said = self._outputs.append(request, sequence, choice)
-        if request.first_token_ns is None:
-            request.first_token_ns = self.now_ns
-        self.counters.generated_tokens += 1
-        self._events.append(
-            ev.TokensGenerated(
-                sequence_id=sequence.sequence_id, token_ids=[choice.token_id], pieces=[said.piece], text=said.text
-            )
-        )
-        if said.reason is not None:
-            self._finish_sequence(sequence, said.reason)
-
-    def _finish_sequence(self, sequence: SequenceOfRequest, reason: str) -> None:
-        sequence.finish_reason = reason
-        self._events.append(ev.SequenceFinished(sequence_id=sequence.sequence_id, reason=reason))
-        self._tables.release(sequence)
-        self._swapper.release(sequence)
-        self._outputs.end(sequence)
 
     def _finish_request(self, request: Request) -> None:
         self.scheduler.remove(request)
@@ -372,10 +258,6 @@ class Engine:
             )
         )
         return request
-
-    def _seed(self, request: Request) -> int:
-        seed = request.params.seed
-        return seed if seed is not None else draw_seed(self.info.seed, request.request_id)
 
     def _request_of(self, sequence: SequenceOfRequest) -> Request:
         return self.requests[sequence.sequence_id.rpartition(".")[0]]

@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvscope.engine.engine import Engine, RequestRefusedError
+from kvscope.engine.engine import Engine
+from kvscope.engine.intake import RequestRefusedError
 from kvscope.events.state import Breakpoints
 from kvscope.events.types import SamplingParams
 from kvscope.transport.requests import MAX_REQUEST_ID_CHARS, MAX_STEPS, ControlRefused
@@ -51,13 +52,13 @@ class EngineService:
         if len(self._engine.scheduler.waiting) + len(self._queued_ids) >= MAX_WAITING_REQUESTS:
             raise ControlRefused(f"{MAX_WAITING_REQUESTS} requests are waiting already; try again later")
         try:
-            token_ids = self._engine.encode(prompt)
+            token_ids = self._engine.intake.encode(prompt)
         except RequestRefusedError as error:
             raise ControlRefused(str(error)) from None
         request_id = self._take_id(request_id)
         self._commands.put(lambda: self._submit(prompt, params, request_id, token_ids))
         try:
-            self._engine.check_request(token_ids, params)
+            self._engine.intake.check(token_ids, params)
         except RequestRefusedError as error:  # told at once, and by an event to every viewer
             raise ControlRefused(str(error)) from None
         return request_id

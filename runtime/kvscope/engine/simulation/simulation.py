@@ -9,7 +9,8 @@ from typing import Any
 
 from kvscope.engine.block_tables import BlockCopy, Extent
 from kvscope.engine.choice import Choice
-from kvscope.engine.engine import Engine, RequestRefusedError
+from kvscope.engine.engine import Engine
+from kvscope.engine.intake import RequestRefusedError
 from kvscope.engine.simulation.cost import StepCost, VirtualClock
 from kvscope.engine.simulation.meter import Meter
 from kvscope.engine.simulation.trace import GENERATED_TOKEN, Trace
