@@ -27,7 +27,6 @@ import msgpack
 
 from kvscope.engine.simulation import command
 from kvscope.events.codec import encode_batch, encode_state
-from kvscope.events.fold import apply_batch
 from kvscope.events.state import EngineState
 from kvscope.transport.recording import Player, ReplaySource, open_recording
 from kvscope.transport.timetravel.clock import MAX_SPEED
@@ -131,7 +130,7 @@ def fold(player: Player, stop: int, clock: Callable[[], float]) -> None:
 def fold_all(player: Player, stop: int) -> None:
     state = EngineState()
     for position in range(stop):
-        state = apply_batch(state, player.index.batch(position))
+        state = player.index.fold(state, position)
 
 
 def digest(state: EngineState) -> bytes:

@@ -327,7 +327,7 @@ def test_killed_while_recording(lab, tmp_path: Path, batches: list) -> None:
 
 def test_the_format_page_names_what_is_written() -> None:
     assert recording_format.__doc__ is not None
-    for name in (recording_format.PROFILE, recording_format.EVENTS_CHANNEL, recording_format.KEYFRAME_CHANNEL):
+    for name in (recording_format.PROFILE, *recording_format.BATCH_CHANNELS, recording_format.KEYFRAME_CHANNEL):
         assert f'"{name}"' in recording_format.__doc__
 
 

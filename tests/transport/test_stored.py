@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from kvscope.events import transposed as transposed_module
 from kvscope.events.checkpoint import decode_checkpoint, encode_checkpoint
 from kvscope.events.codec import DecodeError, encode_batch, encode_state
 from kvscope.events.fold import apply_batch
@@ -30,7 +31,8 @@ def batches(make_stream) -> list[Batch]:
 
 @pytest.fixture
 def recorded(tmp_path: Path, batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recording with a checkpoint every few batches, in many chunks and several parts of the index."""
+    """A recording with a checkpoint every few batches, in many chunks and several parts of the index, in both forms."""
+    monkeypatch.setattr(transposed_module, "MIN_GROUP", 2)
     monkeypatch.setattr(recorder_module, "CHECKPOINT_EVENTS", 20)
     monkeypatch.setattr(recorder_module, "CHUNK_BYTES", 4000)
     monkeypatch.setattr(recorder_module, "PART_BATCHES", 50)
@@ -78,10 +80,14 @@ def states_of(batches: list[tuple[int, Batch]]) -> list[bytes]:
     return found
 
 
-def test_the_same_batches_and_states(recorded: Path) -> None:
+def test_the_same_batches_and_states(recorded: Path, batches: list[Batch]) -> None:
     stored, whole = open_recording(recorded), read_recording(recorded)
     assert isinstance(stored, StoredRecording)
-    assert list(stored.batches) == whole.batches
+    assert {topic for chunk in range(len(stored._layout.chunks)) for topic, *_ in stored._read(chunk).batches} == {
+        "events",
+        "transposed",
+    }
+    assert list(stored.batches) == whole.batches == list(enumerate(batches))
     assert stored.missing is None
     states, positions = states_of(whole.batches), stored.columns.checkpoints
     assert len(positions) > 16  # some are differences

@@ -57,7 +57,7 @@ def decode_batch(payload: bytes, *, printable: bool = False) -> DecodedBatch:
         raise DecodeError("not an event batch: expected [epoch, step, phase, time_ns, events]")
     if len(fields[4]) > MAX_EVENTS_PER_BATCH:
         raise DecodeError(f"{len(fields[4])} events in one batch; the limit is {MAX_EVENTS_PER_BATCH}")
-    events = [event for event in map(_convert_event, fields[4]) if event is not None]
+    events = [event for event in map(convert_event, fields[4]) if event is not None]
     header = dict(zip(("epoch", "step", "phase", "time_ns"), fields[:4], strict=True))
     try:
         batch = msgspec.convert({**header, "events": ()}, Batch)
@@ -148,7 +148,8 @@ def _refuse_extension(code: int, data: bytes) -> Any:
     raise DecodeError(f"MessagePack extension type {code} is not part of the protocol")
 
 
-def _convert_event(fields: Any) -> Event | None:
+def convert_event(fields: Any) -> Event | None:
+    """An event from a map of plain types; None for an unknown kind, and where it does not validate."""
     if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
         return None
     event_class = EVENT_CLASSES.get(fields["type"])

@@ -18,8 +18,8 @@ from kvscope.events.types import Batch, Count, Event
 MAX_BYTES = 1 << 20  # a payload of that size holds few enough values by itself
 
 _PLAIN = tuple(cls for cls in Event.__subclasses__() if cls is not FullState)
-_AnyPlain: Any = reduce(or_, _PLAIN)
-_decoder = msgspec.msgpack.Decoder(tuple[bytes, Count, str, Count, list[_AnyPlain]])
+AnyPlain: Any = reduce(or_, _PLAIN)
+_decoder = msgspec.msgpack.Decoder(tuple[bytes, Count, str, Count, list[AnyPlain]])
 
 
 class _Texts(NamedTuple):
@@ -59,11 +59,11 @@ def decode_plain(payload: bytes, *, printable: bool) -> Batch | None:
         return None
     if printable:
         phase = make_printable(phase)
-        events = _printable(events)
+        events = printable_events(events)
     return Batch(epoch=epoch, step=step, phase=phase, time_ns=time_ns, events=tuple(events))
 
 
-def _printable(events: list[Event]) -> list[Event]:
+def printable_events(events: list[Event]) -> list[Event]:
     """The same, with changes where some text needs one. Kind by kind: almost always none does."""
     groups: dict[type[Event], list[Event]] = {}
     for event in events:

@@ -65,6 +65,11 @@ def apply_event(state: EngineState, event: Event) -> EngineState:
     return state
 
 
+def folds(kind: type[Event]) -> bool:
+    """Whether events of that kind change a state."""
+    return kind in _HANDLERS or kind is FullState
+
+
 def _engine_started(state: EngineState, event: ev.EngineStarted) -> None:
     state.info, state.wall_time_ns, state.status = event.info, event.wall_time_ns, "running"
     state.schema_version = event.schema_version

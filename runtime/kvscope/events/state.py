@@ -1,5 +1,7 @@
 """What a viewer knows of an engine at one moment: plain records, made by a fold over events (`fold`)."""
 
+from functools import lru_cache
+
 import msgspec
 import numpy as np
 
@@ -114,10 +116,10 @@ class EngineState(msgspec.Struct, kw_only=True):
 
     def find(self, sequence_id: str) -> tuple[RequestState, SequenceState]:
         """The same, with its request."""
-        request_id, _, index = sequence_id.rpartition(".")
         try:
+            request_id, index = _split(sequence_id)
             request = self.requests[request_id]
-            return request, request.sequences[int(index)]
+            return request, request.sequences[index]
         except (KeyError, ValueError, IndexError):
             raise FoldError(f"unknown sequence {sequence_id!r}") from None
 
@@ -139,6 +141,13 @@ class EngineState(msgspec.Struct, kw_only=True):
     def holders(self, block_id: int) -> list[tuple[str, int]]:
         """`(sequence_id, logical_block)` of every table entry that points at the block."""
         return [holder for request in self.requests.values() for holder in holders_in(request, block_id)]
+
+
+@lru_cache(1 << 12)
+def _split(sequence_id: str) -> tuple[str, int]:
+    """The request's id, and which of its sequences. Raises ValueError. A few hundred are asked for all the time."""
+    request_id, _, index = sequence_id.rpartition(".")
+    return request_id, int(index)
 
 
 def holders_in(request: RequestState, block_id: int) -> list[tuple[str, int]]:

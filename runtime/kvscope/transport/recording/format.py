@@ -5,6 +5,7 @@ metadata  "kvscope": kvscope_version, schema_version
 chunks    zstd with CRC; messages in batch order:
             channel "keyframe"  a full state: first if recording began in mid-life, or where a batch was too large
             channel "events"    one batch, as on the wire
+            channel "transposed"  one batch of many events, field by field: `events.transposed` says how
             channel "checkpoint"  now and then, the state after the batch before it, to start a look back from: what
                                   differs from an earlier one, or all of it
             channel "bookmark"  a moment that somebody has marked, with a note, wherever in the file it came to be
@@ -15,9 +16,11 @@ message   sequence = the batch's number modulo 2**32, log_time = wall clock in n
 PROFILE = "kvscope"
 METADATA_NAME = "kvscope"
 EVENTS_CHANNEL = "events"
+TRANSPOSED_CHANNEL = "transposed"
 KEYFRAME_CHANNEL = "keyframe"
 CHECKPOINT_CHANNEL = "checkpoint"
 BOOKMARK_CHANNEL = "bookmark"
+BATCH_CHANNELS = EVENTS_CHANNEL, TRANSPOSED_CHANNEL
 INDEX_NAME = "kvscope.index"
 MESSAGE_ENCODING = "msgpack"
 

@@ -12,7 +12,13 @@ from mcap.records import Attachment, Footer
 from mcap.stream_reader import StreamReader
 
 from kvscope.transport.recording.columns import MAX_PART_BYTES, BatchColumns
-from kvscope.transport.recording.format import BOOKMARK_CHANNEL, EVENTS_CHANNEL, INDEX_NAME, PROFILE, RecordingError
+from kvscope.transport.recording.format import (
+    BATCH_CHANNELS,
+    BOOKMARK_CHANNEL,
+    INDEX_NAME,
+    PROFILE,
+    RecordingError,
+)
 from kvscope.transport.recording.reader import Progress, Recording, no_progress, read_recording
 from kvscope.transport.recording.scanning import scan_recording
 from kvscope.transport.recording.stored import Layout, StoredRecording
@@ -74,7 +80,7 @@ def _read_layout(file: BinaryIO) -> Layout:
     if (
         not parts
         or not len(columns)
-        or len(columns) != sum(counts.get(number, 0) for number, topic in topics.items() if topic == EVENTS_CHANNEL)
+        or len(columns) != sum(counts.get(number, 0) for number, topic in topics.items() if topic in BATCH_CHANNELS)
     ):
         raise RecordingError("the index is not of every batch")
     marking = {number for number, topic in topics.items() if topic == BOOKMARK_CHANNEL}

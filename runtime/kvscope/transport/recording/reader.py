@@ -15,18 +15,20 @@ import zstandard
 from mcap.records import Channel, Chunk, DataEnd, Footer, Header, McapRecord, Message
 from mcap.stream_reader import StreamReader, breakup_chunk
 
-from kvscope.events.codec import decode_batch, decode_state
+from kvscope.events.codec import DecodedBatch, decode_batch, decode_state
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.text import make_printable
+from kvscope.events.transposed import read_transposed
 from kvscope.events.types import Batch
 from kvscope.transport.recording.bookmarks import Bookmark, decode_bookmark
 from kvscope.transport.recording.format import (
+    BATCH_CHANNELS,
     BOOKMARK_CHANNEL,
-    EVENTS_CHANNEL,
     KEYFRAME_CHANNEL,
     MAX_CHUNK_BYTES,
     PROFILE,
     SEQUENCE_MODULUS,
+    TRANSPOSED_CHANNEL,
     RecordingError,
 )
 
@@ -135,8 +137,8 @@ class Parser:
             self.topics[record.id] = record.topic
         elif isinstance(record, Message):
             topic = self.topics[record.channel_id]
-            if topic == EVENTS_CHANNEL:
-                self.take_batch(self._unwrap(record.sequence), record.data)
+            if topic in BATCH_CHANNELS:
+                self.take_batch(self._unwrap(record.sequence), topic, record.data)
             elif topic == KEYFRAME_CHANNEL:
                 self.take_keyframe(self._unwrap(record.sequence), record.data)
             else:
@@ -159,9 +161,9 @@ class Parser:
         if seq != expected:
             raise HoleError(f"batches {expected} to {seq - 1} are not in it")
 
-    def take_batch(self, seq: int, data: bytes) -> None:
+    def take_batch(self, seq: int, topic: str, data: bytes) -> None:
         self.check_next(seq)
-        batch, num_refused = decode_batch(data, printable=True)
+        batch, num_refused = decode_kept(topic, data)
         self.recording.batches.append((seq, batch))
         self.recording.num_refused_events += num_refused
 
@@ -189,6 +191,14 @@ class Parser:
             return f"every batch is there, the index at the end is damaged ({reason})"
         last = self.last_seq
         return f"ends abruptly{'' if last is None else f' after batch {last}'} ({reason})"
+
+
+def decode_kept(topic: str, data: bytes) -> DecodedBatch:
+    """A batch in either of the forms a recording keeps it in, every string made printable. Raises DecodeError."""
+    if topic != TRANSPOSED_CHANNEL:
+        return decode_batch(data, printable=True)
+    transposed = read_transposed(data, printable=True)
+    return DecodedBatch(transposed.batch(), transposed.num_refused_events)
 
 
 def unpack_chunk(chunk: Chunk) -> Iterator[McapRecord]:

@@ -22,6 +22,7 @@ from kvscope.events.checkpoint import encode_checkpoint
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.notable import most_notable
 from kvscope.events.state import EngineState
+from kvscope.events.transposed import transpose
 from kvscope.events.types import SCHEMA_VERSION, Batch
 from kvscope.transport.recording.bookmarks import Bookmark, encode_bookmark
 from kvscope.transport.recording.columns import PART_BATCHES, BatchColumns, Mark
@@ -38,6 +39,7 @@ from kvscope.transport.recording.format import (
     METADATA_NAME,
     PROFILE,
     SEQUENCE_MODULUS,
+    TRANSPOSED_CHANNEL,
     RecordingError,
 )
 
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
 FLUSH_INTERVAL_S = 0.05
 MAX_QUEUED_BYTES = 256 << 20
 NO_LIMIT = 1 << 62
-CHECKPOINT_EVENTS = 1 << 13  # at least so many between two, and no fewer bytes than a checkpoint has
+CHECKPOINT_EVENTS = 1 << 14  # at least so many between two, and no fewer bytes than a checkpoint has
 _NOT_A_FILE = "cannot write {}: not a file; a recording is read from its end, so that it cannot go through a pipe"
 
 
@@ -176,7 +178,7 @@ class Recorder:
         writer.add_metadata(METADATA_NAME, {"kvscope_version": _version(), "schema_version": str(SCHEMA_VERSION)})
         channels = {
             name: writer.register_channel(name, MESSAGE_ENCODING, schema_id=0)
-            for name in (EVENTS_CHANNEL, KEYFRAME_CHANNEL, CHECKPOINT_CHANNEL, BOOKMARK_CHANNEL)
+            for name in (EVENTS_CHANNEL, TRANSPOSED_CHANNEL, KEYFRAME_CHANNEL, CHECKPOINT_CHANNEL, BOOKMARK_CHANNEL)
         }
         self._flush(writer)
         while (message := self._queue.get()) is not None and self.error is None:
@@ -211,7 +213,11 @@ class Recorder:
         with self._lock:
             self._num_queued_bytes -= len(message.data)
         self._index(message)
-        self._add(writer, channels[message.channel], message, message.data)
+        transposed = transpose(message.data) if message.channel == EVENTS_CHANNEL else None
+        if transposed is None:
+            self._add(writer, channels[message.channel], message, message.data)
+        else:
+            self._add(writer, channels[TRANSPOSED_CHANNEL], message, transposed)
         if message.checkpoint is not None and self._columns is not None:
             self._columns.checkpoints.append(self._num_batches)
             self._columns.checkpoint_chunks.append(self._num_chunks)

@@ -17,22 +17,27 @@ from mcap.records import Chunk, Message
 from mcap.stream_reader import StreamReader
 
 from kvscope.events.checkpoint import decode_checkpoint
-from kvscope.events.codec import DecodeError, decode_batch, decode_state
+from kvscope.events.codec import DecodeError, decode_state
+from kvscope.events.fold import apply_batch
+from kvscope.events.fold_transposed import apply_transposed
 from kvscope.events.state import EngineState, FullState
+from kvscope.events.transposed import read_transposed
 from kvscope.events.types import Batch
+from kvscope.transport.healing import receivable
 from kvscope.transport.recording.bookmarks import Bookmark, decode_bookmark
 from kvscope.transport.recording.columns import BatchColumns
 from kvscope.transport.recording.deltas import parse_packed, unpack
 from kvscope.transport.recording.format import (
+    BATCH_CHANNELS,
     BOOKMARK_CHANNEL,
     CHECKPOINT_CHANNEL,
-    EVENTS_CHANNEL,
     KEYFRAME_CHANNEL,
     MAX_CHUNK_BYTES,
     SEQUENCE_MODULUS,
+    TRANSPOSED_CHANNEL,
     RecordingError,
 )
-from kvscope.transport.recording.reader import Recording, unpack_chunk
+from kvscope.transport.recording.reader import Recording, decode_kept, unpack_chunk
 
 CACHED_CHUNKS = 4
 CACHED_BATCHES = 256
@@ -101,6 +106,20 @@ class StoredRecording:
                     self._decoded.popitem(last=False)
             return seq, found
 
+    def fold(self, state: EngineState, position: int) -> EngineState:
+        """The state after the batch after `position` others, without an object for every event where that is spared.
+
+        Raises:
+            FoldError: it does not fit; the state is then unusable.
+        """
+        with self._lock:
+            topic, data = self._kept(position, self.columns.seqs[position])
+        if topic != TRANSPOSED_CHANNEL:
+            return apply_batch(state, receivable(self.batch(position)[1]))
+        batch = read_transposed(data, printable=True)
+        self._count_refused(position, batch.num_refused_events)
+        return apply_transposed(state, batch)
+
     def checkpoint(self, number: int) -> EngineState:
         """The state where `columns.checkpoints[number]` says."""
         with self._lock:
@@ -131,20 +150,27 @@ class StoredRecording:
             raise RecordingError("a checkpoint is not where the index says")
         return found
 
-    def _decode(self, position: int, seq: int) -> Batch:
+    def _kept(self, position: int, seq: int) -> tuple[str, bytes]:
+        """A batch's topic and its bytes."""
         chunk = self.columns.chunks[position]
         place = position - bisect_left(self.columns.chunks, chunk)
         batches = self._messages(chunk).batches
         if place >= len(batches) or batches[place][1] != seq % SEQUENCE_MODULUS:
             raise RecordingError(f"batch {seq} is not where the index says")
-        topic, _, data = batches[place]
+        return batches[place][0], batches[place][2]
+
+    def _decode(self, position: int, seq: int) -> Batch:
+        topic, data = self._kept(position, seq)
         if topic == KEYFRAME_CHANNEL:
             return full_state_batch(decode_state(data, printable=True))
-        batch, num_refused = decode_batch(data, printable=True)
+        batch, num_refused = decode_kept(topic, data)
+        self._count_refused(position, num_refused)
+        return batch
+
+    def _count_refused(self, position: int, num_refused: int) -> None:
         if num_refused and position not in self._refused:
             self._refused.add(position)
             self.num_refused_events += num_refused
-        return batch
 
     def _messages(self, chunk: int) -> _Messages:
         found = self._chunks.get(chunk)
@@ -185,7 +211,7 @@ def sort_messages(chunk: Chunk, topics: dict[int, str], *, is_first: bool) -> _M
             messages.bookmarks.extend(filter(None, [decode_bookmark(message.data)]))
         elif topic == KEYFRAME_CHANNEL and is_first and not messages.batches and initial is None:
             initial = message.data
-        elif topic in (EVENTS_CHANNEL, KEYFRAME_CHANNEL):
+        elif topic == KEYFRAME_CHANNEL or topic in BATCH_CHANNELS:
             messages.batches.append((topic, message.sequence, message.data))
     return messages._replace(initial=initial)
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from kvscope.events.codec import decode_batch, encode_batch
+from kvscope.events.fold import apply_batch
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch
+from kvscope.transport.healing import receivable
 
 MAX_BATCHES = 60_000
 MAX_BYTES = 48 << 20
@@ -104,6 +106,10 @@ class FrozenTrack:
     def checkpoint(self, number: int) -> EngineState:
         """The state after `columns.checkpoints[number]` batches, for the caller to fold on."""
         return self._keyframes[number].restore()
+
+    def fold(self, state: EngineState, position: int) -> EngineState:
+        """The state after the batch after `position` others, given the one before it. Raises FoldError."""
+        return apply_batch(state, receivable(self.batches[position][1]))
 
 
 class History:

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from kvscope.events.fold import apply_batch
 from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.healing import receivable
@@ -44,12 +45,14 @@ class Columns(Protocol):
 class IndexedTrack(Track, Protocol):
     """A track whose batches are decoded when somebody looks.
 
-    `checkpoint(k)` is the state after `columns.checkpoints[k]` batches.
+    `checkpoint(k)` is the state after `columns.checkpoints[k]` batches; `fold` applies the batch after `position`
+    others to a state, and returns it.
     """
 
     @property
     def columns(self) -> Columns: ...
     def checkpoint(self, number: int) -> EngineState: ...
+    def fold(self, state: EngineState, position: int) -> EngineState: ...
 
 
 class Place(NamedTuple):
@@ -64,6 +67,7 @@ class TrackIndex:
 
     def __init__(self, track: Track) -> None:
         self._track = track
+        self._indexed = track if isinstance(track, IndexedTrack) else None
         if isinstance(track, IndexedTrack):
             columns = track.columns
             self.seqs, self.steps, self.times_ns = columns.seqs, columns.steps, columns.times_ns
@@ -82,6 +86,12 @@ class TrackIndex:
     def batch(self, position: int) -> Batch:
         """The batch after place `position`, as a receiver folds it."""
         return receivable(self._track.batches[position][1])
+
+    def fold(self, state: EngineState, position: int) -> EngineState:
+        """The state after that batch, given the one before it, which is changed. Raises FoldError."""
+        if self._indexed is not None:
+            return self._indexed.fold(state, position)
+        return apply_batch(state, self.batch(position))
 
     def num_events(self, position: int) -> int:
         """Of the batch after place `position`."""

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvscope.events.fold import apply_batch, begin_batch
+from kvscope.events.fold import begin_batch
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
 from kvscope.transport.source import MAX_LOG_ENTRIES, LogEntry, View, tell
@@ -100,9 +100,9 @@ class Walker:
         """Fold one batch, or its events up to `stop`; their lines are added to `entries`, if there is such a list."""
         seq = self.index.seqs[position]
         try:
-            batch = self.index.batch(position)
             if entries is None:
-                return apply_batch(state, batch)
+                return self.index.fold(state, position)
+            batch = self.index.batch(position)
             begin_batch(state, batch)
             state, told = tell(state, seq, batch, 0, stop)
         except Exception as error:

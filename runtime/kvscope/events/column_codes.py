@@ -1,0 +1,148 @@
+"""One field of many events as a short MessagePack value, and back.
+
+A column is one of
+
+    [0, values]         one by one
+    [1, value, count]   the same for all
+    [2, number]         as column `number` of this batch; columns are counted as they end
+    [3, column]         lists of one element each: these elements
+    [4, number, plus]   whole numbers, each by `plus` more than in that column
+    [5, values]         whole numbers, each by the engine's step more than here
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+_CONSTANTS = (str, int, bool, type(None))  # not float: -0.0 equals 0.0
+
+
+class Code(IntEnum):
+    """How a column is written."""
+
+    VALUES = 0
+    ALL = 1
+    SAME = 2
+    SINGLES = 3
+    PLUS = 4
+    STEPPING = 5
+
+
+class ColumnError(ValueError):
+    """Not a column, or not as long as it must be."""
+
+
+class Singles(Sequence[list[Any]]):
+    """Lists of one element each, made when somebody looks at one: `elements[i]` is the only one of list i."""
+
+    def __init__(self, elements: list[Any]) -> None:
+        self.elements = elements
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def __getitem__(self, place: Any) -> Any:
+        return [[element] for element in self.elements[place]] if isinstance(place, slice) else [self.elements[place]]
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return ([element] for element in self.elements)
+
+
+Values = list[Any] | Singles  # of one field
+
+
+class ColumnWriter:
+    """Writes the columns of one batch, of that step of the engine."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._known: list[tuple[set[type], list[Any]]] = []
+
+    def write(self, values: list[Any], *, is_stepping: bool = False) -> list[Any]:
+        """A short form; the caller does not change `values` later.
+
+        With `is_stepping` they mostly grow by one with every step, as positions do: without the step they stay the
+        same from batch to batch, which compresses to nothing.
+        """
+        kinds = set(map(type, values))
+        written = self._write(values, kinds)
+        self._known.append((kinds, values))
+        if is_stepping and kinds == {int} and written[0] == Code.VALUES:
+            return [Code.STEPPING, [value - self._step for value in values]]
+        return written
+
+    def _write(self, values: list[Any], kinds: set[type]) -> list[Any]:
+        first = values[0]
+        if len(kinds) == 1 and type(first) in _CONSTANTS and values.count(first) == len(values):
+            return [Code.ALL, first, len(values)]
+        if kinds == {list} and all(len(value) == 1 for value in values):
+            return [Code.SINGLES, self.write([value[0] for value in values])]
+        if kinds in ({str}, {int}):  # of one kind, so that what is equal is the same
+            for number, known in enumerate(self._known):
+                if known == (kinds, values):
+                    return [Code.SAME, number]
+        if kinds == {int}:
+            for number, (other_kinds, others) in enumerate(self._known):
+                plus = values[0] - others[0] if other_kinds == kinds and len(others) == len(values) else None
+                if plus is not None and all(value - other == plus for value, other in zip(values, others, strict=True)):
+                    return [Code.PLUS, number, plus]
+        return [Code.VALUES, values]
+
+
+class ColumnReader:
+    """Reads the columns of one batch, of that step; `clean` is applied to the values of each, once."""
+
+    def __init__(self, step: int, clean: Callable[[list[Any]], list[Any]]) -> None:
+        self._step, self._clean, self._known = step, clean, list[Values]()
+        self._validated: dict[tuple[int, Any], Values] = {}  # by the number `id` of a column that is known
+
+    def read(self, written: Any, count: int, *, is_inner: bool = False) -> Values:
+        """`count` values, not to be changed. Raises ColumnError."""
+        values: Values
+        match written:
+            case [Code.VALUES, list(found)]:
+                values = self._clean(found)
+            case [Code.ALL, str() | int() | None as value, int(length)] if length == count:
+                values = self._clean([value]) * count
+            case [Code.SAME, int(number)] if 0 <= number < len(self._known):
+                values = self._known[number]
+            case [Code.SINGLES, inner] if not is_inner:
+                values = Singles(list(self.read(inner, count, is_inner=True)))
+            case [Code.PLUS, int(number), int(plus)] if 0 <= number < len(self._known):
+                values = self._add(self._known[number], plus)
+            case [Code.STEPPING, list(found)]:
+                values = self._add(found, self._step)
+            case _:
+                raise ColumnError("not a column")
+        if len(values) != count:
+            raise ColumnError(f"{len(values)} values for {count} events")
+        self._known.append(values)
+        return values
+
+    def validated(self, values: Values, field_type: Any) -> Values:
+        """A column that was read, as one of that type; the same one again for the same one.
+
+        Raises msgspec.ValidationError, OverflowError.
+        """
+        key = id(values), field_type
+        found = self._validated.get(key)
+        if found is None:
+            found = self._validated[key] = _validate(values, field_type)
+        return found
+
+    @staticmethod
+    def _add(others: Sequence[Any], plus: int) -> list[int]:
+        try:
+            return [other + plus for other in others]
+        except TypeError:
+            raise ColumnError("only numbers can be added") from None
+
+
+def _validate(values: Values, field_type: Any) -> Values:
+    if not isinstance(values, Singles):
+        return msgspec.convert(values, list[field_type])
+    if get_origin(field_type) is not list:
+        raise msgspec.ValidationError("lists where there should be none")
+    return Singles(msgspec.convert(values.elements, list[get_args(field_type)[0]]))  # type: ignore[misc]  # a value

@@ -1,0 +1,110 @@
+"""A batch on its side folds to the state that its events fold to, and fails where they fail."""
+
+import copy
+import random
+from itertools import chain
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvscope.events import transposed as transposed_module
+from kvscope.events import types as ev
+from kvscope.events.codec import encode_batch, encode_state
+from kvscope.events.fold import apply_batch
+from kvscope.events.fold_transposed import apply_transposed
+from kvscope.events.keyframe import Keyframe
+from kvscope.events.state import EngineState
+from kvscope.events.transposed import read_transposed, transpose
+from kvscope.events.types import Batch, Event
+
+SAME_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+
+
+@pytest.fixture(autouse=True)
+def every_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transposed_module, "MIN_GROUP", 1)
+
+
+def outcome(fold, state: EngineState, batch: object) -> bytes | type[Exception]:
+    """The state afterwards, or how it failed."""
+    try:
+        return encode_state(fold(state, batch))
+    except Exception as error:
+        return type(error)
+
+
+@given(st.integers(0, 1 << 32), st.integers(1, 6), st.floats(0, 0.1))
+@SAME_FIXTURE
+def test_the_same_state_after_every_batch(make_stream, seed: int, together: int, lost: float) -> None:
+    """Also where several batches are one, with long runs; and where events were lost, so that some do not fit."""
+    rng, batches = random.Random(seed), make_stream(seed).take(60)
+    plain, other = EngineState(), EngineState()
+    for start in range(0, len(batches), together):
+        part = batches[start : start + together]
+        events = [event for event in chain(*[batch.events for batch in part]) if rng.random() >= lost]
+        rng.random() < 0.5 and events.sort(key=lambda event: type(event).__name__ == "TokensGenerated")
+        batch = msgspec.structs.replace(part[-1], events=tuple(events))
+        data = transpose(encode_batch(batch))
+        before = Keyframe(plain)
+        found = outcome(apply_batch, plain, batch)
+        if data is None:
+            continue
+        assert outcome(apply_transposed, other, read_transposed(data)) == found
+        if not isinstance(found, bytes):
+            return
+        again = outcome(apply_transposed, before.restore(), read_transposed(data))
+        assert again == found
+
+
+def test_runs_of_scores_lists_and_ranges_fold_too(make_stream) -> None:
+    """What is out of the ordinary in a run of writes or tokens: several at once, none, with a score."""
+    state, stream, holders = EngineState(), make_stream(1), []
+    while len(holders) < 2:
+        state = apply_batch(state, stream.next())
+        names = [sequence.sequence_id for request in state.requests.values() for sequence in request.sequences]
+        holders = [name for name in names if state.sequence(name).block_table]
+    events: list[Event] = [
+        ev.SlotsWritten(sequence_id=name, start=0, stop=stop) for stop in (0, 1, 3) for name in holders
+    ]
+    for ids, score in (([1], None), ([1, 2], None), ([], None), ([3], -0.5)):
+        events += [
+            ev.TokensGenerated(sequence_id=name, token_ids=ids, pieces=["x"] * len(ids), text="x", score=score)
+            for name in names
+        ]
+    for kept in (
+        events,
+        [event for event in events if getattr(event, "token_ids", [0]) == [1]],
+        events[: len(holders)],
+    ):
+        batch = Batch(epoch=state.epoch, step=99, phase="commit", time_ns=10**10, events=tuple(kept))
+        data = transpose(encode_batch(batch))
+        assert data is not None
+        assert outcome(apply_transposed, copy.deepcopy(state), read_transposed(data)) == outcome(
+            apply_batch, copy.deepcopy(state), batch
+        )
+
+
+def test_a_sequence_that_begins_again_between_two_runs_is_another(make_stream) -> None:
+    """The same names in both runs; what is said after the request came anew is said of its new sequences."""
+    state, stream = EngineState(), make_stream(1)
+    batches = stream.take(2)
+    state = apply_batch(apply_batch(state, batches[0]), batches[1])
+    [submitted] = batches[1].events
+    assert isinstance(submitted, ev.RequestSubmitted)
+    names = [sequence.sequence_id for sequence in state.request(submitted.request_id).sequences]
+    tokens = [ev.TokensGenerated(sequence_id=name, token_ids=[1], pieces=["x"], text="x") for name in names]
+    nothing = [ev.SlotsWritten(sequence_id=name, start=0, stop=0) for name in names]
+    batch = Batch(
+        epoch=state.epoch,
+        step=9,
+        phase="commit",
+        time_ns=10**9,
+        events=(*nothing, submitted, *tokens),
+    )
+    data = transpose(encode_batch(batch))
+    assert data is not None
+    folded = apply_transposed(copy.deepcopy(state), read_transposed(data))
+    assert encode_state(folded) == encode_state(apply_batch(state, batch))
+    assert all(folded.sequence(name).text == "x" for name in names)
