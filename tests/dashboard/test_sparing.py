@@ -15,10 +15,14 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.messages import TerminalSupportsSynchronizedOutput
 
 from kvscope.dashboard import terminal_driver
+from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.canvas import Canvas, colors_of
+from kvscope.dashboard.grid_layout import Zoom
+from kvscope.dashboard.sparing import Opening
 from kvscope.dashboard.terminal_driver import MAX_ON_THE_WAY, QUESTION, TerminalDriver
 from kvscope.dashboard.themed import Look
 
+LAY = Opening.lay
 KEYS = ("question_mark", "escape", "ctrl+p", "1", "2", "5", "7", "plus", "j")
 
 
@@ -114,6 +118,26 @@ async def test_whatever_happens_the_terminal_ends_with_the_picture(monkeypatch, 
         line.is_busy = False
         line.deliver()
         await until(pilot, lambda: line.rows() == believed(app), "the same picture")
+
+
+@pytest.mark.parametrize("look", [{}, {"theme": "kvscope-light"}, {"no_color": True}])
+async def test_lines_that_go_round_the_compositor_are_those_it_would_have_drawn(monkeypatch, look):
+    """Cells of the far zooms and lines of every pane, with blocks lit and dimmed, in any colours."""
+    if look.get("no_color"):
+        monkeypatch.setenv("NO_COLOR", "1")
+    source, wanted = live(), {name: value for name, value in look.items() if name != "no_color"}
+    async with on_a_line(monkeypatch, source, (160, 45), look=Look(**wanted)) as (app, pilot, line):
+        await until(pilot, lambda: line.rows() == believed(app), "the first picture")
+        grid, laid = app.query_one(BlockGrid), []
+        for zoom, selected in ((Zoom.DENSE, None), (Zoom.GROUPS, "r1"), (Zoom.DENSE, "r2.0")):
+            grid.change_zoom(zoom - grid.layout_now.zoom)
+            app.select(selected)
+            monkeypatch.setattr(Opening, "lay", lambda *cells: laid.append(cells) or LAY(*cells))
+            for _ in range(6):
+                source.feed(source.engine.step())
+                await until(pilot, lambda: app.shown_revision == source.view.revision, "the step")
+                await until(pilot, lambda: line.rows() == believed(app), "the same picture")
+        assert laid
 
 
 async def test_frames_are_dropped_and_never_queued(monkeypatch):

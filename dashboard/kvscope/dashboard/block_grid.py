@@ -1,6 +1,7 @@
 """The grid widget: caches one strip per row and paints only rows whose blocks have changed."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 from textual import events
 from textual.binding import Binding
@@ -8,17 +9,27 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 
+from kvscope.dashboard import theme
 from kvscope.dashboard.cards import Captions, draw_card_row, draw_holders_row
-from kvscope.dashboard.cells import Cells, make_cells
+from kvscope.dashboard.cells import STYLES, Cells, make_cells
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.grid import draw_row, legend
+from kvscope.dashboard.grid import draw_row, legend, row_label
 from kvscope.dashboard.grid_layout import NO_LIGHT, GridLayout, Light, Zoom, lay_out
 from kvscope.dashboard.pane import StripPane
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
+from kvscope.dashboard.sparing import Opening
 from kvscope.dashboard.strips import make_strip
 
 MIN_SUBTITLED = 30  # a narrower grid has no words for its zoom
 _RowKey = tuple[object, ...]
+
+
+class _Sgr(NamedTuple):
+    """What the terminal gets for each look of a cell, for a row's label, and for the ground."""
+
+    looks: Mapping[int, str]
+    label: str
+    ground: str
 
 
 class BlockGrid(StripPane):
@@ -52,8 +63,11 @@ class BlockGrid(StripPane):
         self._cache: dict[int, tuple[_RowKey, Strip]] = {}
         self._cached_for: tuple[object, ...] = ()
         self._fresh: dict[int, tuple[int, ...]] = {}  # by row
-        self._painted: dict[int, Strip] = {}
+        self._painted: dict[int, object] = {}  # by line in view: what tells its look from others
         self._cells: Cells | None = None  # of the rows in view, at a zoom with one character per cell
+        self._sgr: _Sgr | None = None  # in this frame
+        self._sgr_found = _Sgr({}, "", "")
+        self._sgr_for: tuple[object, ...] = ()
         self._cards: dict[int, list[Strip]] = {}  # rows of more than one line, for this frame only
         self.layout_now: GridLayout = lay_out(EMPTY_POOL, 1, 1)
 
@@ -72,15 +86,14 @@ class BlockGrid(StripPane):
         self._forget_stale_rows(width)
         top, size = self.scroll_offset.y, Size(width, max(self.layout_now.height + self._has_legend, height))
         self._cells = self._make_cells(top, height)
-        painted = {y: self._line(y, width, size.height) for y in range(top, top + height)}
-        before, self._painted = self._painted, painted
+        before, self._painted = self._painted, {y: self._look(y, width, size.height) for y in range(top, top + height)}
         if size != self.virtual_size:
             self.resize_content(size)
             self.refresh()
             return
-        for y, strip in painted.items():
-            if (known := before.get(y)) is not strip and known != strip:
-                self.refresh_line(y)
+        self.repaint_lines(
+            y for y, look in self._painted.items() if (known := before.get(y)) is not look and known != look
+        )
 
     def _make_cells(self, top: int, height: int) -> Cells | None:
         layout = self.layout_now
@@ -90,7 +103,44 @@ class BlockGrid(StripPane):
         return make_cells(self._pool, layout, rows, self._light, self._glyphs)
 
     def line_at(self, y: int) -> Strip:
-        return self._painted.get(y) or self._line(y, self.content_width, self.virtual_size.height)
+        look = self._painted.get(y)
+        return look if isinstance(look, Strip) else self._line(y, self.content_width, self.virtual_size.height)
+
+    def _look(self, y: int, width: int, height: int) -> object:
+        """Equal for lines that look the same: where cells tell, no strip is made."""
+        cells = self._cells_at(y, height)
+        return self._line(y, width, height) if cells is None else (self._cached_for, cells.key(y))
+
+    def _cells_at(self, y: int, height: int) -> Cells | None:
+        """A zoom of one character per cell has a row to each line; the last line may be the legend's."""
+        return self._cells if self._cells is not None and y in self._cells.rows and y != height - 1 else None
+
+    def lay_row(self, opening: Opening, row: int) -> None:
+        """From cells there is a shorter way than by a strip."""
+        y = row + self.scroll_offset.y
+        cells, layout, width = self._cells_at(y, self.virtual_size.height), self.layout_now, opening.region.width
+        if cells is None or self.scroll_offset.x:
+            super().lay_row(opening, row)
+            return
+        sgr = self._sgr = self._sgr or self._find_sgr(opening)
+        label, text = row_label(self._pool, layout, y), cells.text(y)
+        rest = max(width - len(label) - len(text), 0)
+        styles = [*[sgr.label] * len(label), *cells.each_in(y, sgr.looks), *[sgr.ground] * rest]
+        opening.lay(row, (label + text + " " * rest)[:width], styles[:width])
+
+    def before_lines(self) -> None:
+        super().before_lines()
+        self._sgr = None
+
+    def _find_sgr(self, opening: Opening) -> _Sgr:
+        """All of them are found again only under other colours."""
+        filters = tuple(self.get_line_filters())
+        colours = (self._ground, filters, self.background_colors[1] if filters else None, opening.canvas)
+        if colours != self._sgr_for:
+            found = {look: self.sgr(opening, style) for look, style in STYLES.items()}
+            self._sgr_found = _Sgr(found, self.sgr(opening, theme.FAINT), self.sgr(opening, None))
+            self._sgr_for = colours
+        return self._sgr_found
 
     def _line(self, y: int, width: int, height: int) -> Strip:
         layout, pool = self.layout_now, self._pool

@@ -42,7 +42,7 @@ class Canvas:
         self.width = self.height = 0
         self._wanted: list[Row] = []
         self._sent: list[Row | None] = []  # None: anything may stand there
-        self._dirty: set[int] = set()
+        self._dirty: dict[int, tuple[int, int]] = {}  # by line: the columns that were laid, from and up to
         self._sgr: dict[int, tuple[Style | None, str]] = {}  # by the style's id: to hash a style takes longer
         self._narrow = set(map(chr, range(32, 127)))  # characters known to take one cell
 
@@ -58,16 +58,19 @@ class Canvas:
     def forget(self) -> None:
         """The terminal may show anything: the next changes are the whole picture."""
         self._sent = [None] * self.height
-        self._dirty = set(range(self.height))
+        self._dirty = dict.fromkeys(range(self.height), (0, self.width))
 
     def paint(self, x: int, y: int, strip: Strip) -> None:
         """Lay a strip into the picture; what would lie outside of it is cut off."""
+        self.lay(x, y, *self._lay_out(strip))
+
+    def lay(self, x: int, y: int, cells: Sequence[str], cell_styles: Sequence[str]) -> None:
+        """The same with cells: a grapheme and the SGR parameters for each."""
         if not 0 <= y < self.height or x >= self.width:
             return
         graphemes, styles = self._wanted[y]
         if graphemes[x] == "":  # the first half of a wide one is left alone: a terminal blanks it
             graphemes[x - 1] = " "
-        cells, cell_styles = self._lay_out(strip)
         stop = x + len(cell_styles)
         graphemes[x:stop], styles[x:stop] = cells, cell_styles
         if stop < len(graphemes) and graphemes[stop] == "":
@@ -75,7 +78,12 @@ class Canvas:
         if self.width < len(graphemes) and graphemes[self.width] == "":
             graphemes[self.width - 1] = " "  # it does not fit
         del graphemes[self.width :], styles[self.width :]
-        self._dirty.add(y)
+        first, last = self._dirty.get(y, (x, stop))
+        self._dirty[y] = min(first, max(x - 1, 0)), max(last, min(stop + 1, self.width))
+
+    def sgr(self, style: Style | None) -> str:
+        """The parameters of a style in this terminal's colours."""
+        return (self._sgr.get(id(style)) or self._remember(style))[1]
 
     def _lay_out(self, strip: Strip) -> tuple[Sequence[str], list[str]]:
         """The cells of a strip, and the style of each."""
@@ -101,17 +109,17 @@ class Canvas:
 
     def differs(self) -> bool:
         """Whether the terminal shows something else than it should."""
-        self._dirty = {y for y in self._dirty if self._wanted[y] != self._sent[y]}
+        self._dirty = {y: columns for y, columns in self._dirty.items() if self._wanted[y] != self._sent[y]}
         return bool(self._dirty)
 
     def take_changes(self) -> str:
         """What brings the terminal from what it was sent to what it should show; it counts as sent from now on."""
         pieces: list[str] = []
         style = ""
-        for y in sorted(self._dirty):
+        for y, (first, last) in sorted(self._dirty.items()):
             wanted, sent = self._wanted[y], self._sent[y]
             if wanted != sent:
-                style = _write_row(pieces, y, wanted, _changed(wanted, sent), style)
+                style = _write_row(pieces, y, wanted, _changed(wanted, sent, first, last), style)
                 self._sent[y] = Row(wanted.graphemes[:], wanted.styles[:])
         self._dirty.clear()
         return "".join(pieces) + transition(style, "")
@@ -132,15 +140,19 @@ def _split(texts: Sequence[str], styles: Sequence[str]) -> tuple[list[str], list
     return cells, cell_styles
 
 
-def _changed(wanted: Row, sent: Row | None) -> list[tuple[int, int]]:
-    """Half-open intervals of columns to write: what differs, with short gaps where they cost less than a jump."""
+def _changed(wanted: Row, sent: Row | None, first: int, last: int) -> list[tuple[int, int]]:
+    """Half-open intervals of columns to write: what differs, with short gaps where they cost less than a jump.
+
+    Nothing differs outside of columns `first` to `last`.
+    """
     if sent is None:
         return [(0, len(wanted.graphemes))]
     styles = wanted.styles
-    cells = zip(wanted.graphemes, sent.graphemes, styles, sent.styles, strict=True)
+    rows = (wanted.graphemes, sent.graphemes, styles, sent.styles)
+    cells = zip(*(row[first:last] for row in rows), strict=True)
     spans: list[tuple[int, int]] = []
     start = stop = -SHORT_GAP
-    for x in [x for x, (a, b, c, d) in enumerate(cells) if a != b or c != d]:
+    for x in [x for x, (a, b, c, d) in enumerate(cells, first) if a != b or c != d]:
         if x != stop and (x - stop >= SHORT_GAP or len({*styles[stop - 1 : x]}) > 1):
             spans.append((start, stop))
             start = x

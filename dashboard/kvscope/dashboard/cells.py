@@ -4,7 +4,7 @@ A cell is a symbol (an index into a string) and a look (an index into a table of
 the last picture's row is not drawn again.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from kvscope.dashboard.strips import Part
 
 LIT, FRESH, CURSOR = 16, 32, 48  # looks: owner codes, from these numbers on lit or fresh; and the cursor
 _OWNERS = range(SEVERAL + 1)
-_STYLES: dict[int, Style] = {
+STYLES: dict[int, Style] = {
     **{code: theme.owner_style(code) for code in _OWNERS},
     **{LIT + code: theme.lit_style(code) for code in _OWNERS},
     **{FRESH + code: theme.owner_style(code) + theme.BOLD for code in _OWNERS},
@@ -46,15 +46,20 @@ class Cells(NamedTuple):
         """How many cells it has."""
         return len(self.looks[self._place(row)])
 
+    def text(self, row: int) -> str:
+        """The row's characters."""
+        return "".join(map(self.alphabet.__getitem__, self.symbols[self._place(row)].tolist()))
+
     def parts(self, row: int) -> list[Part]:
         """The row with neighbours of one style as one part."""
-        place = self._place(row)
-        looks = self.looks[place]
-        text = "".join(map(self.alphabet.__getitem__, self.symbols[place].tolist()))
+        text, looks = self.text(row), self.looks[self._place(row)]
         starts = [0, *(np.flatnonzero(looks[1:] != looks[:-1]) + 1).tolist()]
-        styles = looks[starts].tolist()
         stops = [*starts[1:], len(text)]
-        return [(text[a:b], _STYLES[look]) for a, b, look in zip(starts, stops, styles, strict=True)]
+        return [(text[a:b], STYLES[look]) for a, b, look in zip(starts, stops, looks[starts].tolist(), strict=True)]
+
+    def each_in(self, row: int, named: Mapping[int, str]) -> list[str]:
+        """For each cell of the row what its look is called."""
+        return list(map(named.__getitem__, self.looks[self._place(row)].tolist()))
 
     def _place(self, row: int) -> slice:
         start = (row - self.rows.start) * self.columns

@@ -12,6 +12,8 @@ from kvscope.events.state import RequestState, SequenceState, WaitingReason
 from kvscope.events.types import SamplingParams
 
 DEVICE, HOST = "P", "H"  # the two pools, as the names of their blocks begin
+LONG_TABLE = 64  # from here on numpy finds a block sooner
+
 _owner_code = lru_cache(maxsize=4096)(owner_code)
 
 
@@ -50,6 +52,9 @@ class BlockTable(tuple[int, ...]):
     def blocks(self) -> NDArray[np.intp]:
         """The same numbers, to index a pool's columns with."""
         return np.array(self, np.intp)
+
+    def __contains__(self, block_id: object) -> bool:
+        return bool((self.blocks == block_id).any()) if len(self) > LONG_TABLE else super().__contains__(block_id)
 
 
 class SequenceFrame(NamedTuple):

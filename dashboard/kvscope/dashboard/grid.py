@@ -36,9 +36,7 @@ def draw_row(
 ) -> Strip:
     """Row `row` of the grid; `cells` are those of a picture with one character per cell, where they are known."""
     start = row * layout.blocks_per_row
-    label: list[Part] = []
-    if layout.label_width:
-        label.append((pool.name(start).rjust(layout.label_width - 1) + " ", theme.FAINT))
+    label: list[Part] = [(row_label(pool, layout, row), theme.FAINT)] if layout.label_width else []
     if layout.zoom >= Zoom.DENSE:
         cells = cells or make_cells(pool, layout, range(row, row + 1), light, glyphs)
         parts = [Segment(text, style) for text, style in (*label, *cells.parts(row))]
@@ -47,6 +45,11 @@ def draw_row(
     blocks = range(start, min(start + layout.blocks_per_row, pool.num_blocks))
     parts = [part for block_id in blocks for part in draw(pool, block_id, light, glyphs, layout.cell_width)]
     return make_strip(_merged([*label, *parts]), width)
+
+
+def row_label(pool: PoolFrame, layout: GridLayout, row: int) -> str:
+    """The first block of a row whose blocks have no names."""
+    return pool.name(row * layout.blocks_per_row).rjust(layout.label_width - 1) + " "
 
 
 def block_style(pool: PoolFrame, block_id: int, light: Light) -> Style:

@@ -1,19 +1,20 @@
 """The thin widgets under every pane: they hold finished strips and hand them to Textual line by line."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding
-from textual.content import Content
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvscope.dashboard.direct import DirectWidget
 from kvscope.dashboard.filters import Query
 from kvscope.dashboard.palettes import Recolour
+from kvscope.dashboard.sparing import Opening
 from kvscope.dashboard.themed import ThemedApp
 
 MAX_COPIED_LINES = 2000
@@ -60,7 +61,7 @@ class Ground:
         return self._base + (style if self._recolour.identity else self._recolour.style(style))
 
 
-class StripWidget(Widget):
+class StripWidget(DirectWidget):
     """As tall as the strips it is given, and never scrolled."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002  Textual's own parameter name
@@ -71,7 +72,10 @@ class StripWidget(Widget):
     def show(self, strips: Sequence[Strip]) -> None:
         if [*strips] == self._strips:
             return
-        self._strips = [*strips]
+        old, self._strips = self._strips, [*strips]
+        if len(old) == len(self._strips):
+            self.repaint([y for y, strip in enumerate(strips) if strip != old[y]])
+            return
         self.styles.height = len(self._strips)
         self.display = bool(self._strips)
         self.refresh()
@@ -85,7 +89,7 @@ class StripWidget(Widget):
         return "\n".join(strip.text for strip in self._strips)
 
 
-class StripPane(ScrollView):
+class StripPane(ScrollView, DirectWidget):
     """A bordered, scrollable list of strips. Subclasses draw; only lines that changed are painted again."""
 
     can_focus = True
@@ -106,14 +110,16 @@ class StripPane(ScrollView):
     filter_text = ""
 
     def set_title(self, title: str) -> None:
-        """In the border. Textual paints a whole pane again for a title, also for the same one."""
+        """In the border."""
         if title != self._title:
-            self._title, self.border_title = title, Content(title)
+            self._title = title
+            self.entitle("border_title", title, 0)
 
     def set_subtitle(self, subtitle: str) -> None:
         """The same for the border below."""
         if subtitle != self._subtitle:
-            self._subtitle, self.border_subtitle = subtitle, Content(subtitle)
+            self._subtitle = subtitle
+            self.entitle("border_subtitle", subtitle, self.outer_size.height - 1)
 
     def set_filter(self, text: str, query: Query) -> None:
         """For panes with a list that can be filtered."""
@@ -143,9 +149,7 @@ class StripPane(ScrollView):
             self.resize_content(size)
             self.refresh()
             return
-        for y, strip in enumerate(strips):
-            if strip is not old[y] and strip != old[y]:
-                self.refresh_line(y)
+        self.repaint_lines(y for y, strip in enumerate(strips) if strip is not old[y] and strip != old[y])
 
     def on_resize(self) -> None:
         self._decide_scrollbar()
@@ -177,9 +181,21 @@ class StripPane(ScrollView):
         return self._strips[y] if y < len(self._strips) else Strip([])
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """What is costly to look up is looked up once for all lines."""
-        self._ground, self._room = self._ground.on(_recolour(self), self.rich_style), self.size.width
+        self.before_lines()
         return super().render_lines(crop)
+
+    def before_lines(self) -> None:
+        self._ground, self._room = self._ground.on(_recolour(self), self.rich_style), self.size.width
+
+    def sgr(self, opening: Opening, style: Style | None) -> str:
+        """What the terminal gets for a style on this pane's ground."""
+        strip = self.filtered(self._ground.lay(Strip([Segment(" ", style)], 1), 0, 1))
+        return opening.canvas.sgr(next(iter(strip)).style)
+
+    def repaint_lines(self, lines: Iterable[int]) -> None:
+        """Lines of the content have changed; those that are out of view do not matter."""
+        top, height = self.scroll_offset.y, self.content_height
+        self.repaint([y - top for y in lines if top <= y < top + height])
 
     def render_line(self, y: int) -> Strip:
         scroll_x, scroll_y = self.scroll_offset
@@ -240,9 +256,9 @@ class LazyPane(StripPane):
             self.resize_content(size)
             self.refresh()
             return
-        for y, strip in self._painted.items():
-            if (known := before.get(y)) is not strip and known != strip:
-                self.refresh_line(y)
+        self.repaint_lines(
+            y for y, strip in self._painted.items() if (known := before.get(y)) is not strip and known != strip
+        )
 
     def line_at(self, y: int) -> Strip:
         if y in self._painted:

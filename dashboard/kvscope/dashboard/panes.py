@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 
@@ -16,7 +16,7 @@ from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
 from kvscope.dashboard.pane import MAX_COPIED_LINES, FollowingPane, LazyPane, StripPane
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
-from kvscope.dashboard.requests import Row, RowLister, draw_request_row, last_preemptions, row_facts
+from kvscope.dashboard.requests import Rows, draw_request_row, last_preemptions, list_rows, row_facts
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
 from kvscope.dashboard.table import TableDrawing, draw_text
@@ -51,8 +51,7 @@ class RequestsPane(LazyPane):
         self._glyphs, self._hint = glyphs, hint
         self._frame: Frame | None = None
         self._selected: str | None = None
-        self._rows: list[Row] = []
-        self._lister = RowLister()
+        self._rows = Rows(())
         self._preempted: dict[str, LogEntry] = {}
         self._lit: frozenset[str] = frozenset()
         self._text, self._query, self._order, self._following = "", EVERYTHING, SORTS[0], False
@@ -67,7 +66,7 @@ class RequestsPane(LazyPane):
 
     def prepare(self, width: int) -> int:
         frame = self._frame
-        self._rows = self._lister.rows(frame, self._query, self._order) if frame is not None else []
+        self._rows = list_rows(frame, self._query, self._order) if frame is not None else Rows(())
         if len(self._drawn) > MAX_DRAWN_ROWS:
             self._drawn.clear()
         self._preempted = last_preemptions(frame) if frame is not None else {}
@@ -97,8 +96,7 @@ class RequestsPane(LazyPane):
     @property
     def note(self) -> str:
         """For the title: what makes the list other than it is by itself."""
-        shown = sum(row.sequence is None for row in self._rows)
-        parts = [f"/{self._text}: {shown}"] if self._text else []
+        parts = [f"/{self._text}: {len(self._rows.requests)}"] if self._text else []
         parts += [f"by {self._order}"] if self._order != SORTS[0] else []
         return "  ".join([*parts, "following"] if self._following else parts)
 
@@ -323,11 +321,11 @@ class EventsPane(FollowingPane):
     def _sift(self) -> None:
         self._log = filter_log(self._whole, self._query)
         self._longest = self._measure()
-        size, content = Size(self._longest + HEAD_WIDTH, len(self._log)), self.content_size
+        size = Size(self._longest + HEAD_WIDTH, len(self._log))
         if size != self.virtual_size:
             self.resize_content(size)
-        self.refresh(Region(0, 0, content.width, content.height))
         self.follow()
+        self.repaint(range(self.content_height))
 
     def _measure(self) -> int:
         """How long the longest sentence is. Of a log that goes on, the new entries alone are looked at."""

@@ -1,8 +1,10 @@
 """The list of requests and their sequences: which lines there are, and how one is drawn. Pure."""
 
-from collections.abc import Container, Mapping
+from bisect import bisect_right
+from collections.abc import Container, Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from rich.style import Style
 from textual.strip import Strip
@@ -38,28 +40,33 @@ def order_requests(frame: Frame) -> list[RequestFrame]:
     return sorted(live, key=lambda request: rank.get(request.status, 2)) + ended[::-1]
 
 
-class RowLister:
-    """Lists the lines of a frame; of a request that is the same as in the last one, the last ones."""
+class Rows(Sequence[Row]):
+    """The lines of some requests, each made when somebody looks at it: of thousands a screen shows thirty."""
 
-    def __init__(self) -> None:
-        self._rows: dict[str, list[Row]] = {}  # by request
+    def __init__(self, requests: Sequence[RequestFrame]) -> None:
+        self.requests = requests
+        self._stops = list(accumulate(1 + len(request.sequences) for request in requests))
 
-    def rows(self, frame: Frame, query: Query = EVERYTHING, order: str = SORTS[0]) -> list[Row]:
-        """Two or more lines per request that passes: the request, then one per sequence."""
-        requests = sort_requests(filter_requests(order_requests(frame), query), order)
-        before, self._rows, rows = self._rows, {}, []
-        for request in requests:
-            known = before.get(request.request_id)
-            if known is None or known[0].request is not request:
-                known = [Row(request, sequence) for sequence in (None, *request.sequences)]
-            self._rows[request.request_id] = known
-            rows += known
-        return rows
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[line] for line in range(*index.indices(len(self)))]
+        line = range(len(self))[index]
+        place = bisect_right(self._stops, line)
+        request = self.requests[place]
+        number = line - self._stops[place] + len(request.sequences)  # from -1, the request itself
+        return Row(request, request.sequences[number] if number >= 0 else None)
 
 
-def list_rows(frame: Frame, query: Query = EVERYTHING, order: str = SORTS[0]) -> list[Row]:
-    """Every line, from nothing."""
-    return RowLister().rows(frame, query, order)
+def list_rows(frame: Frame, query: Query = EVERYTHING, order: str = SORTS[0]) -> Rows:
+    """Two or more lines per request that passes: the request, then one per sequence."""
+    return Rows(sort_requests(filter_requests(order_requests(frame), query), order))
 
 
 def last_preemptions(frame: Frame) -> dict[str, LogEntry]:

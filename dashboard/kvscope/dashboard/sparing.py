@@ -6,13 +6,16 @@ differs by the time there is room goes out as one frame.
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from textual import events
 from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
+from textual.geometry import Region
+from textual.strip import Strip
 
 from kvscope.dashboard.canvas import Canvas, colors_of
 from kvscope.dashboard.terminal_driver import TerminalDriver
@@ -20,6 +23,7 @@ from kvscope.dashboard.terminal_driver import TerminalDriver
 if TYPE_CHECKING:
     from rich.console import Console
     from textual.driver import Driver
+    from textual.widget import Widget
 
 HURRY_S = 0.25  # after a key nothing is held back
 
@@ -32,6 +36,22 @@ class _Changes(CompositorUpdate):
 
     def render_segments(self, console: "Console") -> str:
         return self._canvas.take_changes()
+
+
+class Opening(NamedTuple):
+    """Where a widget's content is in the picture, for the widget to draw there."""
+
+    canvas: Canvas
+    region: Region
+
+    def paint(self, row: int, strip: Strip) -> None:
+        if row < self.region.height:
+            self.canvas.paint(self.region.x, self.region.y + row, strip.crop(0, self.region.width))
+
+    def lay(self, row: int, cells: Sequence[str], styles: Sequence[str]) -> None:
+        """The same with cells, as many as there is room for."""
+        if row < self.region.height:
+            self.canvas.lay(self.region.x, self.region.y + row, cells, styles)
 
 
 class SparingApp(App[None]):
@@ -50,6 +70,9 @@ class SparingApp(App[None]):
         self._cursor_sent: tuple[int, int] | None = None
         self._next_frame_s = self._hurry_until_s = 0.0
         self._sending_later: asyncio.TimerHandle | None = None
+        self._sending_soon = False
+        self._arranged: object = None
+        self._openings: dict[tuple[Widget, int | None], Opening | None] = {}  # as the screen is arranged now
 
     def get_driver_class(self) -> "type[Driver]":
         usual = super().get_driver_class()
@@ -80,9 +103,6 @@ class SparingApp(App[None]):
         if not (isinstance(driver, TerminalDriver) and isinstance(renderable, LayoutUpdate | ChopsUpdate)):
             super()._display(screen, renderable)
             return
-        if driver.num_starts != self._num_starts:
-            self._num_starts = driver.num_starts
-            self._canvas.forget()
         self._paint(renderable)
         self._send()
 
@@ -104,11 +124,41 @@ class SparingApp(App[None]):
                 if chop is not None and x < stop and end > start:
                     canvas.paint(x, y, chop)
 
+    def find_opening(self, widget: "Widget", border_row: int | None = None) -> Opening | None:
+        """Where a widget's content, or a row of its border, is in the picture, if it may be drawn there at once.
+
+        None where Textual must put the picture together: something lies over it, or soon it will be elsewhere.
+        """
+        screen = self.screen
+        size = (self._canvas.width, self._canvas.height)
+        if len(self.screen_stack) > 1 or screen._layout_required or size != screen.size or self._batch_count:
+            return None
+        if not isinstance(self._driver, TerminalDriver):
+            return None
+        arranged = screen._compositor.visible_widgets
+        if arranged is not self._arranged:
+            self._arranged, self._openings = arranged, {}
+        if (widget, border_row) not in self._openings:
+            region = widget.scrollable_content_region if border_row is None else _row_of(widget, border_row)
+            is_open = widget in arranged and _is_open(widget, region, arranged)
+            self._openings[widget, border_row] = Opening(self._canvas, region) if is_open else None
+        return self._openings[widget, border_row]
+
+    def send_soon(self) -> None:
+        """The picture has changed; more may be on the way."""
+        if not self._sending_soon:
+            self._sending_soon = True
+            asyncio.get_running_loop().call_soon(self._send)
+
     def _send(self) -> None:
         """One frame: now, when it is time, or when there is room."""
         driver, now = self._driver, time.monotonic()
         if not isinstance(driver, TerminalDriver) or not self.screen_stack:
             return
+        self._sending_soon = False
+        if driver.num_starts != self._num_starts:
+            self._num_starts = driver.num_starts
+            self._canvas.forget()
         if not self._canvas.differs() and self._cursor_sent == self.cursor_position:
             self.post_display_hook()
         elif self._hurry_until_s < now < self._next_frame_s:
@@ -126,3 +176,15 @@ class SparingApp(App[None]):
         if self._sending_later is not None:
             self._sending_later.cancel()
         self._sending_later = asyncio.get_running_loop().call_later(delay_s, self._send)
+
+
+def _row_of(widget: "Widget", row: int) -> Region:
+    x, y, width, _ = widget.region
+    return Region(x, y + row, width, 1)
+
+
+def _is_open(widget: "Widget", part: Region, arranged: "dict[Widget, tuple[Region, Region]]") -> bool:
+    """Whether a part of a widget is all there, and uncovered; `arranged` are regions and clips, front to back."""
+    in_front = takewhile(lambda other: other is not widget, arranged)
+    covered = any(region.intersection(clip).overlaps(part) for region, clip in map(arranged.__getitem__, in_front))
+    return bool(part) and not covered and arranged[widget][1].contains_region(part)
