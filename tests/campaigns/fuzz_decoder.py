@@ -3,10 +3,11 @@
 
     python tests/campaigns/fuzz_decoder.py [--inputs 10000000] [--seed N]
 
-Random bytes, mutated, truncated and spliced valid frames, and valid MessagePack that means nothing; as batches,
-states, heartbeats and control requests. A batch that decodes is folded, and one reply in eight goes through a client's
-synchronizer. Documented are DecodeError from a decoder and FoldError from a fold; anything else ends the run with the
-input, and exit code 1. So does growth of the resident memory by more than 64 MiB after the first 2 %.
+Random bytes, mutated, truncated and spliced valid frames, and valid MessagePack that means nothing; as batches, as
+batches of recordings (transposed), states, heartbeats and control requests. A batch that decodes is folded, and one
+reply in eight goes through a client's synchronizer. Documented are DecodeError from a decoder and FoldError from a
+fold; anything else ends the run with the input, and exit code 1. So does growth of the resident memory by more than
+64 MiB after the first 2 %.
 """
 
 import argparse
@@ -20,9 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
+import msgspec
 
+from kvscope.events import transposed
 from kvscope.events.codec import DecodeError, decode_batch, decode_state, encode_batch, encode_state
 from kvscope.events.fold import apply_batch
+from kvscope.events.fold_transposed import apply_transposed
 from kvscope.events.state import EngineState, FoldError
 from kvscope.events.types import Batch
 from kvscope.transport.requests import decode_request
@@ -58,6 +62,7 @@ class Corpus:
         states = [encode_state(_fold(batches[:count])) for count in (1, 30, 200, 400)]
         self.frames: dict[str, list[bytes]] = {
             "batch": [encode_batch(batch) for batch in batches],
+            "transposed": _transposed(batches),
             "state": states,
             "heartbeat": [encode_heartbeat(Heartbeat(stream.epoch, n, n, n * 10**6)) for n in (0, 5, 10**9)],
             "request": [
@@ -107,11 +112,19 @@ class Corpus:
         events = [self._event() for _ in range(int(self.random.random() * 4))]
         shapes = {
             "batch": lambda: [self.epoch, self._value(1) if self.random.random() < 0.1 else 5, "plan", 5, events],
+            "transposed": lambda: [self.epoch, 5, "plan", 5, bytes(4) + b"\xff" * len(events), [self._group()], events],
             "state": lambda: {word: self._value(3) for word in self.random.sample(self.words, 4)},
             "heartbeat": lambda: [self._value(1) for _ in range(4)],
             "request": lambda: {"id": self._value(0), "op": self._value(0), "options": self._value(2)},
         }
         return msgpack.packb(shapes[kind]())
+
+    def _group(self) -> object:
+        """Four events of one kind, of columns in every form there is."""
+        names = self.random.sample(self.words, int(self.random.random() * 4))
+        values = [self._value(2) for _ in range(4)]
+        forms = [0, values], [1, self._value(1), 4], [2, self._value(0)], [3, [0, values]], [4, 0, 1], [5, values]
+        return self.random.choice(self.words), names, [self.random.choice(forms) for _ in names]
 
     def _event(self) -> object:
         fields = {word: self._value(2) for word in self.random.sample(self.words, 3)}
@@ -137,6 +150,7 @@ class Targets:
         self._new_synchronizer()
         self.calls: dict[str, Callable[[bytes], bool]] = {
             "batch": self._batch,
+            "transposed": self._transposed,
             "state": self._decoded(lambda frame: decode_state(frame, printable=True)),
             "heartbeat": self._heartbeat,
             "request": self._decoded(decode_request),
@@ -159,6 +173,13 @@ class Targets:
         batch = decode_batch(frame, printable=True).batch
         with contextlib.suppress(FoldError):
             apply_batch(decode_state(self._state_bytes), batch)
+        return True
+
+    def _transposed(self, frame: bytes) -> bool:
+        self._maybe_reply(frame)
+        read = transposed.read_transposed(frame, printable=True)
+        with contextlib.suppress(FoldError):
+            apply_transposed(decode_state(self._state_bytes), read)
         return True
 
     def _heartbeat(self, frame: bytes) -> bool:
@@ -186,6 +207,14 @@ def _fold(batches: list[Batch]) -> EngineState:
     return state
 
 
+def _transposed(batches: list[Batch]) -> list[bytes]:
+    """What eight of them say, as one."""
+    transposed.MIN_GROUP = 2
+    joined = [[event for batch in batches[at : at + 8] for event in batch.events] for at in range(0, len(batches), 8)]
+    whole = [msgspec.structs.replace(batches[0], events=tuple(events)) for events in joined]
+    return [data for batch in whole if (data := transposed.transpose(encode_batch(batch))) is not None]
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -197,7 +226,9 @@ def main() -> int:
     args = parser.parse_args()
     corpus = Corpus(args.seed)
     targets = Targets(corpus)
-    plan = [(spoil, kind) for spoil in corpus.spoil for kind in ("batch", "batch", "state", "heartbeat", "request")]
+    plan = [
+        (spoil, kind) for spoil in corpus.spoil for kind in ("batch", "transposed", "state", "heartbeat", "request")
+    ]
     taken, refused = Counter[str](), Counter[str]()
     started, before, most = time.monotonic(), 0, 0
     for number in range(args.inputs):

@@ -127,6 +127,11 @@ PAUSED = "engine_paused"
         "names without columns": parts(b"\x00", [[PAUSED, ["reason"], []]]),
         "no name": parts(b"\x00", [[PAUSED, [], []]]),
         "too many values": parts(bytes(90_000), [["x", ["f"] * 20, [[1, 0, 90_000]] * 20]]),
+        "a kilobyte that means a gigabyte": parts(bytes(1100), [[PAUSED, ["reason"], [[1, "x" * 1000, 1100]]]]),
+        "the same again and again": parts(
+            bytes(range(200)), [[PAUSED, ["reason"], [[0, ["x" * 6000]]]], *[[PAUSED, ["reason"], [[2, 0]]]] * 199]
+        ),
+        "a list again": parts(b"\x00", [["x", ["a", "b"], [[0, [["x"]]], [2, 0]]]]),
         "too large": parts(b"", [], ({"type": PAUSED, "reason": "x" * (1 << 20)},)),
         "no batch": b"\x93\x01\x02\x03",
         "half a batch": parts(b"\x00", [])[:9],

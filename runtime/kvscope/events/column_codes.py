@@ -16,7 +16,9 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
+MAX_REPEATED_CHARACTERS = 1 << 20  # of text that a batch says once and means many times
 _CONSTANTS = (str, int, bool, type(None))  # not float: -0.0 equals 0.0
+_CONSTANT_KINDS = frozenset(_CONSTANTS)
 
 
 class Code(IntEnum):
@@ -97,6 +99,7 @@ class ColumnReader:
     def __init__(self, step: int, clean: Callable[[list[Any]], list[Any]]) -> None:
         self._step, self._clean, self._known = step, clean, list[Values]()
         self._validated: dict[tuple[int, Any], Values] = {}  # by the number `id` of a column that is known
+        self._room = MAX_REPEATED_CHARACTERS
 
     def read(self, written: Any, count: int, *, is_inner: bool = False) -> Values:
         """`count` values, not to be changed. Raises ColumnError."""
@@ -105,9 +108,9 @@ class ColumnReader:
             case [Code.VALUES, list(found)]:
                 values = self._clean(found)
             case [Code.ALL, str() | int() | None as value, int(length)] if length == count:
-                values = self._clean([value]) * count
+                values = self._repeated(self._clean([value]), count)
             case [Code.SAME, int(number)] if 0 <= number < len(self._known):
-                values = self._known[number]
+                values = self._repeated(self._known[number])
             case [Code.SINGLES, inner] if not is_inner:
                 values = Singles(list(self.read(inner, count, is_inner=True)))
             case [Code.PLUS, int(number), int(plus)] if 0 <= number < len(self._known):
@@ -131,6 +134,16 @@ class ColumnReader:
         if found is None:
             found = self._validated[key] = _validate(values, field_type)
         return found
+
+    def _repeated(self, values: Values, times: int = 1) -> Values:
+        """A kilobyte of file must not become a gigabyte of state."""
+        kinds = set(map(type, values))
+        if not kinds <= _CONSTANT_KINDS:
+            raise ColumnError("only text and numbers are said again")
+        self._room -= sum(len(value) for value in values if isinstance(value, str)) * times if str in kinds else 0
+        if self._room < 0:
+            raise ColumnError("more text than a batch may hold")
+        return values if times == 1 else list(values) * times
 
     @staticmethod
     def _add(others: Sequence[Any], plus: int) -> list[int]:
