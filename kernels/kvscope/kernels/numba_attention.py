@@ -25,7 +25,7 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered; NaN 
 
 
 @numba.njit(inline="never", cache=True)  # not part of what may be reordered: the remainder below must be exact
-def _exp(x: Any) -> Any:
+def exp(x: Any) -> Any:
     """exp of a float32 <= 0 to about 1 ulp, as 2^n * p(r) without branches, so that loops over it vectorise."""
     x = max(x, np.float32(-87.0))
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
@@ -76,7 +76,7 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
     """
 
     @numba.njit(nogil=True, fastmath=FASTMATH, cache=True, error_model="numpy")
-    def kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    def kernel(  # type: ignore[no-untyped-def]
         query, keys, values, tables, tiles, first, last, strides, scale, window, soft_cap, scores, buffer, output
     ):
         block_size, rows_per_block, rows_per_head = strides
@@ -113,7 +113,7 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
                         largest = max(largest, row[i])
                     total = np.float32(0)
                     for i in range(len(row)):
-                        row[i] = _exp(row[i] - largest)
+                        row[i] = exp(row[i] - largest)
                         total += row[i]
                     inverse = np.float32(1) / total
                     for i in range(len(row)):

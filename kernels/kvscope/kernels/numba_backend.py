@@ -1,9 +1,7 @@
 """The default on a CPU: a compiled kernel that reads K and V in place, shared out over the cores by this module."""
 
-import os
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,16 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvscope.kernels.batch import PagedBatch
+from kvscope.kernels.cpu_layers import DTYPES, functions_for
 from kvscope.kernels.layout import CacheLayout
 from kvscope.kernels.numba_attention import attention_kernel
+from kvscope.kernels.threads import even_stretches, share_out
 from kvscope.kernels.torch_backend import TorchBackend
 
 # The integer type that a cache's elements are handed over as: numba knows no bfloat16, and float16 only in part.
 _HANDED_OVER_AS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 # Query tokens per tile: each block is read once for all of them, and their scores stay in the core's cache.
 MAX_TILE_QUERIES = 8
-# Positions times heads below which waking another core costs more than it brings.
+# Positions times heads below which waking another core costs more than it brings; and tokens to be written.
 MIN_WORK_PER_THREAD = 2048
+MIN_WRITES_PER_THREAD = 64
 
 
 class CompilationNotice(event.Listener):  # type: ignore[misc]  # numba has no types
@@ -49,17 +50,13 @@ class Plan(NamedTuple):
 
     tiles: NDArray[np.int64]
     """[num_tiles, 5], see `attention_kernel`."""
-    work: NDArray[np.int64]
-    """[num_tiles], positions read up to and including each tile, times its queries; cumulative."""
+    stretches: Sequence[tuple[int, int]]
+    """Tiles `first:last`, one stretch per thread, of about equal work."""
     max_queries: int
 
 
 class NumbaBackend(TorchBackend):
-    """Paged attention in place. One instance serves one thread, which it shares the work with others for.
-
-    Threads are this backend's own and sleep between calls. numba's would be a second OpenMP beside torch's, compile
-    three times as long, and share out evenly by number instead of by length.
-    """
+    """Paged attention in place. One instance serves one thread, which it shares the work with others for."""
 
     name = "numba"
 
@@ -68,6 +65,27 @@ class NumbaBackend(TorchBackend):
         self._planned_batch: PagedBatch | None = None
         self._tile_plans: dict[int, Plan] = {}
         self._scratch: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+
+    @torch.no_grad()
+    def write_kv(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Put each token's K and V into its slot. See `AttentionBackend.write_kv`."""
+        if key.dtype != key_cache.dtype or value.dtype != value_cache.dtype or key.dtype not in DTYPES:
+            super().write_kv(key, value, key_cache, value_cache, slot_mapping)
+            return
+        write_slots = functions_for(key.dtype).write_slots
+        writes = []
+        for new, cache in ((key, key_cache), (value, value_cache)):
+            source = new.data_ptr(), new.stride(0), new.stride(1)
+            target = cache.data_ptr(), cache.stride(0), cache.stride(1), slot_mapping.data_ptr()
+            writes.append((*source, *target, cache.shape[2], *new.shape[1:]))
+
+        def write(_: int, first: int, last: int) -> None:
+            for arguments in writes:
+                write_slots(first, last, *arguments)
+
+        share_out(write, even_stretches(len(key), MIN_WRITES_PER_THREAD))
 
     @torch.no_grad()
     def attention(
@@ -90,9 +108,9 @@ class NumbaBackend(TorchBackend):
             return super().attention(
                 query, key_cache, value_cache, batch, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
             )
-        layout = CacheLayout.of(key_cache)
-        if CacheLayout.of(value_cache) != layout:
-            raise ValueError(f"K and V caches differ in layout: {layout} and {CacheLayout.of(value_cache)}")
+        (keys, layout), (values, value_layout) = cache_rows(key_cache), cache_rows(value_cache)
+        if value_layout != layout:
+            raise ValueError(f"K and V caches differ in layout: {layout} and {value_layout}")
         plan = self._tiles(batch, layout.num_kv_heads)
         (num_tokens, num_query_heads, head_size), value_size = query.shape, value_cache.shape[3]
         group_size = num_query_heads // layout.num_kv_heads
@@ -101,7 +119,8 @@ class NumbaBackend(TorchBackend):
         window = sliding_window or 0
         arguments = (
             query.to(torch.float32).contiguous().numpy(),
-            *(layout.rows(cache).view(_HANDED_OVER_AS[cache.dtype]).numpy() for cache in (key_cache, value_cache)),
+            keys,
+            values,
             batch.block_tables.numpy(),
             plan.tiles,
         )
@@ -114,7 +133,7 @@ class NumbaBackend(TorchBackend):
             scratch = self._worker_scratch(worker, scores_shape, block_elements)
             kernel(*arguments, first, last, *numbers, *scratch, output.numpy())
 
-        _share_out(work_off, plan.work)
+        share_out(work_off, plan.stretches)
         return output.to(query.dtype)
 
     def _tiles(self, batch: PagedBatch, num_kv_heads: int) -> Plan:
@@ -138,6 +157,17 @@ class NumbaBackend(TorchBackend):
         return scores[: shape[0] * shape[1]].reshape(shape), buffer
 
 
+def as_array(tensor: Tensor) -> NDArray[Any]:
+    """The tensor's memory in the type that it is handed over as."""
+    return tensor.view(_HANDED_OVER_AS[tensor.dtype]).numpy()  # type: ignore[no-any-return]
+
+
+def cache_rows(cache: Tensor) -> tuple[NDArray[Any], CacheLayout]:
+    """The cache as `[num_rows, block_size * head_size]`, one row per block and head, and its layout."""
+    layout = CacheLayout.of(cache)
+    return as_array(layout.rows(cache)), layout
+
+
 def plan_tiles(batch: PagedBatch, num_kv_heads: int) -> Plan:
     """Cut the step into tiles: up to `MAX_TILE_QUERIES` tokens of one sequence, for one KV head."""
     starts = batch.query_start.tolist()
@@ -153,33 +183,13 @@ def plan_tiles(batch: PagedBatch, num_kv_heads: int) -> Plan:
     repeated = np.repeat(tiles, num_kv_heads, axis=0)
     work = np.cumsum(repeated[:, 1] * (repeated[:, 2] + repeated[:, 1]))
     max_queries = int(tiles[:, 1].max(initial=1))
-    return Plan(np.column_stack([repeated, heads]), work, max_queries)
+    return Plan(np.column_stack([repeated, heads]), _stretches(work), max_queries)
 
 
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
-
-
-def _share_out(work_off, work: NDArray[np.int64]) -> None:  # type: ignore[no-untyped-def]
-    """Call `work_off(worker, first, last)` for stretches of equal work, one of them in this thread."""
-    if len(work) == 0:
-        return
-    num_threads = max(min(torch.get_num_threads(), int(work[-1]) // MIN_WORK_PER_THREAD, len(work)), 1)
-    targets = work[-1] * np.arange(1, num_threads) / num_threads
+def _stretches(work: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Tiles cut into stretches of equal work, as many as are worth a thread; `work [num_tiles]` is cumulative."""
+    total = int(work[-1]) if len(work) else 0
+    num_threads = max(min(torch.get_num_threads(), total // MIN_WORK_PER_THREAD, len(work)), 1)
+    targets = total * np.arange(1, num_threads) / num_threads
     bounds = [0, *(np.searchsorted(work, targets) + 1).tolist(), len(work)]
-    stretches = [(first, last) for first, last in pairwise(bounds) if first < last]
-    futures = [
-        _workers().submit(work_off, worker, first, last) for worker, (first, last) in enumerate(stretches[1:], start=1)
-    ]
-    work_off(0, *stretches[0])
-    wait(futures)
-    for future in futures:
-        future.result()
-
-
-def _workers() -> ThreadPoolExecutor:
-    global _pool  # noqa: PLW0603 (one set of threads for the process, started when first needed)
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(max(os.cpu_count() or 1, 1), thread_name_prefix="kvscope-attention")
-        return _pool
+    return [(first, last) for first, last in pairwise(bounds) if first < last] or [(0, 0)]

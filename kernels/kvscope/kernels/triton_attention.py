@@ -59,7 +59,7 @@ def load_block_ids(table, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constex
 
 
 @triton.jit
-def paged_attention_kernel(  # noqa: PLR0917 (a launch passes arguments by position)
+def paged_attention_kernel(
     output,
     partial_output,
     partial_lse,

@@ -127,7 +127,7 @@ class TritonBackend:
             return (Phase.ALL,)
         return (Phase.DECODE, Phase.PREFILL)
 
-    def _launch(  # noqa: PLR0917
+    def _launch(
         self,
         phase: Phase,
         output: Tensor,

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def write_kv_kernel(  # noqa: PLR0917 (a launch passes arguments by position)
+def write_kv_kernel(
     key,
     value,
     key_cache,
@@ -53,7 +53,7 @@ def write_kv_kernel(  # noqa: PLR0917 (a launch passes arguments by position)
 
 
 @triton.jit
-def copy_blocks_kernel(  # noqa: PLR0917 (a launch passes arguments by position)
+def copy_blocks_kernel(
     cache,
     source_ids,
     target_ids,

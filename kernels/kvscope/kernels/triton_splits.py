@@ -17,7 +17,7 @@ def visible_start(context_length, query_index, num_queries, SLIDING_WINDOW: tl.c
 
 
 @triton.jit
-def split_length(  # noqa: PLR0917
+def split_length(
     context_lengths,
     num_seqs,
     num_visible,
@@ -44,7 +44,7 @@ def split_length(  # noqa: PLR0917
 
 
 @triton.jit
-def combine_splits_kernel(  # noqa: PLR0917 (a launch passes arguments by position)
+def combine_splits_kernel(
     output,
     partial_output,
     partial_lse,

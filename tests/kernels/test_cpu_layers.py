@@ -1,0 +1,83 @@
+"""The compiled small operations against torch's own, as models write them."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from kvscope.kernels import cpu_layers, threads
+
+DTYPES = [torch.float32, torch.bfloat16]
+NUM_ROWS = [0, 1, 3, 700]  # the last is shared out over threads
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    torch.manual_seed(3)
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    """In bfloat16 nearly all to the bit: where a sum's order puts a value just beside a tie, the next number."""
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=1.6e-2 if found.dtype == torch.bfloat16 else 2e-6, atol=1e-6)
+    if found.dtype == torch.bfloat16 and found.numel():
+        assert (found == expected).double().mean() > 0.999
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm(num_rows, dtype, offset):
+    x, weight = (3 * torch.randn(1, num_rows, 200)).to(dtype), torch.rand(200).to(dtype)
+    scaled = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5)
+    expected = weight * scaled.to(dtype) if not offset else (scaled * (1 + weight.float())).to(dtype)
+    assert_same(cpu_layers.rms_norm(x, weight, 1e-5, offset), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+def test_silu_and_multiply_columns_of_wider_rows(num_rows, dtype):
+    both = (20 * torch.randn(1, num_rows, 460)).to(dtype)
+    gate, up = both[..., 7:207], both[..., 230:430]
+    assert_same(cpu_layers.silu_and_multiply(gate, up), silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_ROWS)
+def test_rotate(num_tokens, dtype):
+    x = torch.randn(1, num_tokens, 5 * 48 + 16).to(dtype)[..., 16:].view(1, num_tokens, 5, 48).transpose(1, 2)
+    angles = torch.rand(1, num_tokens, 24).repeat(1, 1, 2)
+    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+    halves = torch.cat((-x[..., 24:], x[..., :24]), dim=-1)
+    assert_same(cpu_layers.rotate(x, cosines, sines), x * cosines[:, None] + halves * sines[:, None])
+
+
+def test_what_is_not_a_number_stays_so():
+    x = torch.tensor([[[float("nan"), 1.0], [-float("nan"), 1.0]]])
+    for rows in (x, x.bfloat16()):
+        for result in (cpu_layers.silu_and_multiply(rows, rows), cpu_layers.rotate(rows[None], rows, rows)):
+            assert result.isnan().any(-1).all()
+
+
+def test_an_error_in_any_thread_is_raised_and_the_next_call_works():
+    def work_off(worker, first, last):
+        if first <= 5 < last:
+            raise ZeroDivisionError
+        done.append((first, last))
+
+    for stretches in ([(0, 4), (4, 8)], [(4, 8), (0, 4)]):
+        done: list[tuple[int, int]] = []
+        with pytest.raises(ZeroDivisionError):
+            threads.share_out(work_off, stretches)
+        assert done == [(0, 4)]
+
+
+def test_a_call_inside_a_call_works_off_everything_itself():
+    seen = []
+
+    def outer(_, first, __):
+        threads.share_out(lambda worker, *stretch: seen.append((first, worker, stretch)), [(0, 1), (1, 2)])
+
+    threads.share_out(outer, [(0, 1), (1, 2)])
+    assert sorted(seen) == [(first, 0, stretch) for first in (0, 1) for stretch in ((0, 1), (1, 2))]
