@@ -678,3 +678,25 @@ async def test_the_footer_lets_go_of_the_keys_it_no_longer_shows():
         gc.collect()
         assert len(shown) > 5
         assert set(seen) == shown
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 45)])
+async def test_a_pool_that_does_not_fit_has_a_map(size):
+    engine = StoryEngine(4000, 4)
+    source = StorySource(engine, engine.start() + engine.submit("a prompt " * 200, max_tokens=9) + engine.run(2))
+    async with running(source, size) as (app, pilot):
+        grid, chart = app.query_one("#grid"), app.query_one("#pool-map")
+        assert (grid.layout_now.zoom, chart.display) == (Zoom.GROUPS, False)
+        await pilot.press("plus")
+
+        def in_view() -> str:
+            top, rows, per_row = grid.scroll_offset.y, grid.content_height, grid.layout_now.blocks_per_row
+            return f" P{top * per_row}-P{min((top + rows) * per_row, 4000) - 1} "
+
+        await until(pilot, lambda: in_view() in chart.text() and " P0-P" in chart.text(), "the map")
+        await pilot.press("G")
+        await until(pilot, lambda: in_view() in chart.text() and "-P3999" in chart.text(), "its mark moves along")
+        await pilot.click(chart, offset=(5, 0))
+        await until(pilot, lambda: in_view() in chart.text() and " P0-P" in chart.text(), "a click goes there")
+        await pilot.press("0")
+        await until(pilot, lambda: not chart.display, "no map where all is in view")

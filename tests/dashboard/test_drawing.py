@@ -23,7 +23,7 @@ from kvscope.dashboard.requests import draw_request_row, list_rows
 from kvscope.dashboard.selection import light_of, shown_sequence, touched_blocks
 from kvscope.dashboard.strips import clip, clip_start, wrap_parts
 from kvscope.dashboard.table import copied_blocks, draw_table, draw_text
-from kvscope.dashboard.theme import BOLD, CURSOR, FAINT, TEXT, lit_style, owner_style
+from kvscope.dashboard.theme import BOLD, CURSOR, FAINT, TEXT, TINTS, lit_style, owner_style
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.events.audit import Finding
 from kvscope.events.types import BlocksReleased
@@ -421,7 +421,10 @@ def plain_cell(pool: PoolFrame, block_ids: range, light: Light, zoom: Zoom) -> t
         return char, CURSOR
     if lit := [block_id for block_id in block_ids if block_id in light.logical]:
         return char, lit_style(pool.owners[lit[0]])
-    if not light.dim_others:
-        style = owner_style(next((owner for owner in pool.owners[block_ids.start : block_ids.stop] if owner), 0))
-        style = style + BOLD if zoom is Zoom.DENSE and first in light.fresh else style
-    return char, style
+    if light.dim_others or (zoom is Zoom.GROUPS and not num_held):
+        return char, style
+    if zoom is Zoom.GROUPS:
+        num_shared = sum(count > 1 for count in refs)
+        return char, TINTS[sum(3 * num_shared > third * num_held for third in range(3))]
+    style = owner_style(pool.owners[first])
+    return char, style + BOLD if first in light.fresh else style

@@ -17,6 +17,7 @@ DEFICIENCIES = {
     "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
     "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.3039)),
 }
+SHARES = ("share-1", "share-2", "share-3")
 OKABE_ITO = ("#56b4e9", "#e69f00", "#2fbf91", "#cc79a7", "#f0e442", "#e8743b", "#8c9eff")  # lightened for a dark ground
 
 
@@ -61,6 +62,10 @@ def contrast(colour, ground):
     return (high + 0.05) / (low + 0.05)
 
 
+def shares(palette):
+    return [palette[name] for name in ("soft", *SHARES)]
+
+
 def owners(palette):
     return [palette[f"owner-{code}"] for code in range(1, 8)]
 
@@ -72,11 +77,16 @@ def test_owners_stay_apart_with_every_colour_blindness(palette):
 
 
 @pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_shares_stay_apart_with_every_colour_blindness(palette):
+    assert smallest_distance(shares(palette)) >= 12
+
+
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
 def test_text_can_be_read(palette):
     ground = palette["background"]
     for name in ("foreground", "strong", "soft", "brand", "good", "notice", "bad"):
         assert contrast(palette[name], ground) >= 4.5, name
-    for name in ("faint", "owner-1", "owner-2", "owner-3", "owner-4", "owner-5", "owner-6", "owner-7"):
+    for name in ("faint", "owner-1", "owner-2", "owner-3", "owner-4", "owner-5", "owner-6", "owner-7", *SHARES):
         assert contrast(palette[name], ground) >= 2.9, name
     for ink, chip in (("background", "good"), ("background", "notice"), ("on-bad", "alarm"), ("foreground", "chip")):
         assert contrast(palette[ink], palette[chip]) >= 4.5, chip
@@ -116,3 +126,10 @@ def test_without_colours_grounds_become_reversed_and_only_they():
     assert recolour.style(theme.FAINT).dim
     assert Recolour(css_variables(ANSI)).style(theme.SHARED).reverse
     assert Strip([]).text == ""
+
+
+def test_without_colours_shares_are_told_by_attributes():
+    recolour = Recolour(css_variables(ANSI), no_color=True)
+    looks = [recolour.style(style) for style in theme.TINTS]
+    assert len({(bool(look.bold), bool(look.underline), bool(look.reverse)) for look in looks}) == 4
+    assert all(look.color is None for look in looks)

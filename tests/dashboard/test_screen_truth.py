@@ -22,13 +22,15 @@ from test_app import strips_of, until
 from textual.app import App
 from textual.geometry import Region
 
+from kvscope.dashboard import theme
 from kvscope.dashboard.app import DashboardApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.cards import build_captions
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE, Glyphs
-from kvscope.dashboard.grid_layout import MAX_CARDS, Zoom
+from kvscope.dashboard.grid_layout import MAX_CARDS, Zoom, lay_out
 from kvscope.dashboard.header import draw_gauge
+from kvscope.dashboard.minimap import blocks_in_view, draw_map
 from kvscope.dashboard.owners import owner_code
 from kvscope.dashboard.palettes import DARK
 from kvscope.dashboard.pools import host_title
@@ -302,7 +304,7 @@ def read_dense(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[in
 
 
 def read_groups(world: World, lines: list[list[Cell]], glyphs: Glyphs, group: int) -> list[int]:
-    """GROUPS: how many of a cell's blocks are held, in steps, in the colour of the first that counts."""
+    """GROUPS: how many of a cell's blocks are held, in steps; in colours, how many of these are shared."""
     seen = []
     num_levels = len(glyphs.levels) - 1
     for line in (line for line in lines if words(line).strip()):
@@ -314,14 +316,23 @@ def read_groups(world: World, lines: list[list[Cell]], glyphs: Glyphs, group: in
             if text[x] == " ":
                 break
             seen += blocks
-            held = [block_id for block_id in blocks if world.refs[block_id]]
-            assert glyphs.levels.index(text[x]) == -(-len(held) * num_levels // len(blocks))
-            lit = [block_id for block_id in blocks if block_id in world.tables.get(world.selected or "", [])]
-            if world.cursor in blocks:
-                check_style(world, world.cursor, line[x], on_glyph=True)
-            else:
-                check_style(world, (lit or held or blocks)[0], line[x], on_glyph=True)
+            check_group(world, blocks, line[x], glyphs.levels.index(text[x]), num_levels)
     return seen
+
+
+def check_group(world: World, blocks: range, cell: Cell, level: int, num_levels: int) -> None:
+    held = [block_id for block_id in blocks if world.refs[block_id]]
+    assert level == -(-len(held) * num_levels // len(blocks))
+    lit = [block_id for block_id in blocks if block_id in world.tables.get(world.selected or "", [])]
+    if world.cursor in blocks:
+        check_style(world, world.cursor, cell, on_glyph=True)
+    elif lit or not held or world.tables.get(world.selected or "", []):
+        check_style(world, (lit or held or blocks)[0], cell, on_glyph=True)
+    else:
+        num_shared = sum(world.refs[block_id] > 1 for block_id in held)
+        thirds = sum(num_shared * 3 > third * len(held) for third in (0, 1, 2))
+        assert cell.style.color is not None
+        assert cell.style.color.name == DARK[("soft", "share-1", "share-2", "share-3")[thirds]]
 
 
 def read_numbers(world: World, text: str) -> None:
@@ -357,7 +368,7 @@ def read_back(app: PictureApp, world: World) -> None:
             continue  # a card or a slot too many for this pool
         *lines, legend = app.read_grid()
         if zoom is Zoom.GROUPS:
-            group = re.match(r"(\d+) blocks per cell", words(legend))
+            group = re.match(r"(\d+) blocks/cell", words(legend))
             assert group
             seen = read_groups(world, lines, glyphs, int(group[1]))
         elif zoom <= Zoom.SLOTS:
@@ -399,3 +410,34 @@ def test_the_numbers_of_the_host_pool_are_those_of_its_blocks(world, width):
     title = host_title(frame.host, width)
     assert title.startswith(f"Host pool  {held}/{len(world.refs)} blocks")
     assert (f", {shared} shared" in title) == (shared > 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), world=worlds(20, 400), width=st.integers(30, 200))
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+def test_the_map_shows_all_of_the_pool_and_which_part_is_in_view(glyphs, data, world, width):
+    frame = frame_of(world)
+    layout = lay_out(frame.pool, width, 1, Zoom.DENSE)
+    top = data.draw(st.integers(0, layout.rows - 1), "top")
+    in_view = blocks_in_view(frame.pool, layout, top, data.draw(st.integers(1, 9), "height"))
+    light = light_of(frame, world.selected, world.cursor)
+    cells, ruler = (
+        [Cell(char, style) for text, style, _ in strip for char in text]
+        for strip in draw_map(frame.pool, in_view, light, glyphs, width)
+    )
+    assert words(cells).startswith(" map ")
+    seen: list[int] = []
+    group = -(-len(world.refs) // (width - 6))
+    for x, start in enumerate(range(0, len(world.refs), group), start=5):
+        blocks = range(start, min(start + group, len(world.refs)))
+        check_group(world, blocks, cells[x], glyphs.levels.index(cells[x].char), len(glyphs.levels) - 1)
+        marked = ruler[x].style is not None and ruler[x].style.color == theme.BRAND.color
+        assert marked == any(block_id in in_view for block_id in blocks), blocks
+        seen += blocks
+    assert seen == list(range(len(world.refs)))
+    assert not words(cells)[x + 1 :].strip()
+    first = top * layout.columns
+    assert in_view.start == first
+    named = f"P{first}-P{in_view.stop - 1}"
+    shown = words(ruler).replace(glyphs.window, " ").strip()
+    assert shown == named or (width < 60 and shown and named.startswith(shown))

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dashboard_story import StorySource, crowded_engine, swapping_engine
+from dashboard_story import StoryEngine, StorySource, crowded_engine, swapping_engine
 from rich.cells import cell_len
 from test_app import running, screen_text, strips_of, until
 
@@ -36,6 +36,15 @@ def story() -> StorySource:
 def swapping_story() -> StorySource:
     engine, batches = swapping_engine()
     return StorySource(engine, batches + engine.run(8))
+
+
+def large_story() -> StorySource:
+    """Prompts with many candidates, which share most of what they hold, and one without."""
+    engine = StoryEngine(20_000, 4)
+    batches = engine.start()
+    for n in (8, 1, 2):
+        batches += engine.submit("one word after another " * 500, n=n, max_tokens=4000)
+    return StorySource(engine, batches + engine.run(500))
 
 
 def screen_of(app) -> list[str]:
@@ -140,6 +149,22 @@ async def test_every_style(size, mode, monkeypatch):
         await pilot.press("2", "down", "down")
         await until(pilot, lambda: app._selected == "r1.0", "selection")
         await compare(app, pilot, screens, "a sequence selected", styles_of)
+    save(path, screens)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_a_pool_too_large_for_its_pane(size, monkeypatch):
+    """The far zoom, and a nearer one with its map: without colours, in ASCII, which is the hardest to read."""
+    path = FOLDER / f"{size[0]}x{size[1]}-large.txt"
+    screens = {} if WRITING else load(path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with running(large_story(), size, ascii_only=True) as (app, pilot):
+        await compare(app, pilot, screens, "far")
+        await compare(app, pilot, screens, "far, styles", styles_of)
+        await pilot.press("plus")
+        chart = app.query_one("#pool-map")
+        await until(pilot, lambda: chart.display or size[1] < 24, "the map, where there is room for one")
+        await compare(app, pilot, screens, "near, with a map")
     save(path, screens)
 
 

@@ -339,9 +339,11 @@ class DashboardApp(ActionsApp):
 
     def action_zoom(self, step: int) -> None:
         self._zoomed().change_zoom(step)
+        self._draw()
 
     def action_zoom_auto(self) -> None:
         self._zoomed().change_zoom(None)
+        self._draw()
 
     def _zoomed(self) -> BlockGrid:
         """The grid that has the focus, else the block pool's."""

@@ -18,13 +18,15 @@ from kvscope.dashboard.owners import SEVERAL
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part
 
-LIT, FRESH, CURSOR = 16, 32, 48  # looks: owner codes, from these numbers on lit or fresh; and the cursor
+# Looks: owner codes, from these numbers on lit or fresh; the cursor; and how many of a group's blocks are shared.
+LIT, FRESH, CURSOR, TINT = 16, 32, 48, 64
 _OWNERS = range(SEVERAL + 1)
 STYLES: dict[int, Style] = {
     **{code: theme.owner_style(code) for code in _OWNERS},
     **{LIT + code: theme.lit_style(code) for code in _OWNERS},
     **{FRESH + code: theme.owner_style(code) + theme.BOLD for code in _OWNERS},
     CURSOR: theme.CURSOR,
+    **{TINT + level: style for level, style in enumerate(theme.TINTS)},
 }
 
 
@@ -101,26 +103,27 @@ def _make_blocks(pool: PoolFrame, in_view: slice, light: Light) -> _Columns:
 
 
 def _make_groups(pool: PoolFrame, in_view: slice, group: int, light: Light, num_levels: int) -> _Columns:
-    """How many blocks of a group are held, in the colour of the first that somebody owns."""
+    """How many blocks of a group are held, in a colour that says how many of these are shared."""
     refs, owners = pool.refs[in_view], pool.owners[in_view]
     sizes = np.full(-(-len(refs) // group), group)
     sizes[-1:] = len(refs) - (len(sizes) - 1) * group
-    num_held = _by_group(refs != 0, group).view(np.uint8).sum(axis=1, dtype=np.int32)
+    num_held = _count_by_group(refs != 0, group)
     symbols = -(-num_held * (num_levels - 1) // sizes)
     looks = np.zeros(len(sizes), np.uint8)
     if not light.dim_others:
-        owned = _by_group(owners, group)
-        first = (owned != 0).argmax(axis=1)
-        looks = np.where(num_held > 0, owned[np.arange(len(sizes)), first], 0).astype(np.uint8)
+        num_shared = _count_by_group(refs > 1, group) if pool.num_shared else np.zeros(len(sizes), np.int32)
+        tints = -(-num_shared * (len(theme.TINTS) - 1) // np.maximum(num_held, 1))
+        looks = np.where(num_held > 0, TINT + tints, 0).astype(np.uint8)
     lit = _inside(light.logical, in_view)[::-1]  # of several in a group the first one counts
     looks[lit // group] = owners[lit] + np.uint8(LIT)
     return symbols.astype(np.uint8), looks
 
 
-def _by_group(column: NDArray[np.generic], group: int) -> NDArray[np.generic]:
-    """`[num_groups, group]`, the last group filled up with zeros."""
-    missing = -len(column) % group
-    return (np.append(column, np.zeros(missing, column.dtype)) if missing else column).reshape(-1, group)
+def _count_by_group(mask: NDArray[np.bool_], group: int) -> NDArray[np.int32]:
+    """How many of each group are; the last group may be shorter."""
+    missing = -len(mask) % group
+    filled = np.append(mask, np.zeros(missing, mask.dtype)) if missing else mask
+    return filled.reshape(-1, group).view(np.uint8).sum(axis=1, dtype=np.int32)
 
 
 def _inside(block_ids: Collection[int], in_view: slice) -> NDArray[np.intp]:

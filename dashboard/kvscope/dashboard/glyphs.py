@@ -38,6 +38,7 @@ class Glyphs:
     back: str  # looking at the past
     head: str  # where a player is on its timeline
     bookmark: str
+    window: str  # under the part of a map that is on the screen
     unknown: str  # a part of the timeline that was not looked at yet
     ascii_borders: bool
 
@@ -74,6 +75,7 @@ UNICODE = Glyphs(
     back="◀",
     head="┃",
     bookmark="⚑",
+    window="━",
     unknown="╌",
     ascii_borders=False,
 )
@@ -110,6 +112,7 @@ ASCII = Glyphs(
     back="<",
     head="|",
     bookmark="$",
+    window="=",
     unknown=" ",
     ascii_borders=True,
 )

@@ -125,8 +125,11 @@ def _merged(parts: list[Part]) -> list[Part]:
 def legend(layout: GridLayout, glyphs: Glyphs) -> list[Part]:
     """What the cells of this zoom mean."""
     if layout.zoom is Zoom.GROUPS:
-        low, high, free = glyphs.levels[1], glyphs.levels[-1], glyphs.levels[0]
-        return [(f"{layout.group} blocks per cell: {low} few held  {high} all held  {free} free", theme.SOFT)]
+        low, high = glyphs.levels[1], glyphs.levels[-1]
+        samples = zip(theme.TINTS[1:], ("some", "half", "most"), strict=True)
+        shared = [part for style, words in samples for part in ((high, style), (f" {words} ", theme.SOFT))]
+        held = f"{layout.group} blocks/cell  {low} few {high} all  shared "
+        return [(held, theme.SOFT), *shared]
     states = f"{glyphs.reserved} reserved  {glyphs.free} free  {glyphs.cached} cached"
     if layout.zoom <= Zoom.SLOTS:
         return [(f"{glyphs.written} written  {states}  number: refs", theme.SOFT)]

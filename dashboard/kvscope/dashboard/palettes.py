@@ -42,6 +42,9 @@ DARK: Palette = {
     "owner-5": "#d4ff64",
     "owner-6": "#ac6202",
     "owner-7": "#6a58ff",
+    "share-1": "#596bd1",
+    "share-2": "#e99834",
+    "share-3": "#ffe24c",
 }
 LIGHT: Palette = {
     "background": "#ffffff",
@@ -66,6 +69,9 @@ LIGHT: Palette = {
     "owner-5": "#533d64",
     "owner-6": "#ac0000",
     "owner-7": "#3621df",
+    "share-1": "#3c8cf0",
+    "share-2": "#a83e00",
+    "share-3": "#1d0a5c",
 }
 # Names of the terminal's own colours, which its user has chosen for its ground. "default" on a background is reversed.
 ANSI: Palette = {
@@ -91,10 +97,20 @@ ANSI: Palette = {
     "owner-5": "bright_yellow",
     "owner-6": "red",
     "owner-7": "bright_blue",
+    "share-1": "blue",
+    "share-2": "magenta",
+    "share-3": "red",
 }
 DARK_THEME, LIGHT_THEME, ANSI_THEME = "kvscope", "kvscope-light", "kvscope-ansi"
 _PREFIX = "cell-"
 _NO_STYLE = Style()
+# What colours say that nothing else does: what is faint, and how many blocks of a cell are shared.
+_WITHOUT_COLOUR = {
+    DARK["faint"]: Style(dim=True),
+    DARK["share-1"]: Style(underline=True),
+    DARK["share-2"]: Style(bold=True, underline=True),
+    DARK["share-3"]: Style(bold=True, reverse=True),
+}
 
 
 def css_variables(palette: Palette) -> dict[str, str]:
@@ -208,7 +224,8 @@ class Recolour:
         colour, ground = _name(style.color), _name(style.bgcolor)
         is_marked = ground in self._colours and ground != DARK["background"]
         if self._no_color:
-            return style.without_color + Style(reverse=is_marked, dim=colour == DARK["faint"])
+            said = _WITHOUT_COLOUR.get(colour or "", _NO_STYLE)
+            return style.without_color + said + Style(reverse=is_marked or bool(said.reverse))
         mapped = self._colours.get(ground, ground) if ground is not None else None
         if is_marked and mapped == "default":
             return style.without_color + Style(reverse=True)

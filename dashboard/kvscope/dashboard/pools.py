@@ -1,20 +1,37 @@
 """The two pools side by side: the device's blocks, and those in host memory that requests are swapped out to."""
 
+from textual import events
 from textual.app import ComposeResult
-from textual.containers import Container
+from textual.containers import Container, Vertical
+from textual.message import Message
 
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.cards import build_captions
 from kvscope.dashboard.copies import DEVICE, HOST
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.grid_layout import MAX_CARDS, Zoom, lay_out
-from kvscope.dashboard.pool_frame import PoolFrame
+from kvscope.dashboard.grid_layout import MAX_CARDS, NO_LIGHT, Zoom, lay_out
+from kvscope.dashboard.minimap import HEIGHT, blocks_in_view, draw_map, map_layout
+from kvscope.dashboard.pane import StripWidget
+from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
 from kvscope.dashboard.selection import light_of
 
+MIN_ROOM = 6  # lines for a map and enough of what it is a map of
 BORDER = 2
 BAR = 1  # a column is kept for the scrollbar
 MIN_WIDTH = 20  # for the host pool's title
+
+
+class PoolMap(StripWidget):
+    """The whole pool in two lines; a click goes there."""
+
+    class Clicked(Message):
+        def __init__(self, column: int) -> None:
+            super().__init__()
+            self.column = column
+
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(self.Clicked(event.x))
 
 
 class Pools(Container):
@@ -22,12 +39,20 @@ class Pools(Container):
 
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.device = BlockGrid(glyphs, id="grid")
+        self._glyphs = glyphs
+        self.device, self.map = BlockGrid(glyphs, id="grid"), PoolMap(id="pool-map")
         self.host = BlockGrid(glyphs, id="host", has_legend=False)
+        self.host.display = False  # until it is known that there is one
+        self._pool, self._light = EMPTY_POOL, NO_LIGHT
 
     def compose(self) -> ComposeResult:
-        yield self.device
+        with Vertical(id="device"):
+            yield self.device
+            yield self.map
         yield self.host
+
+    def on_mount(self) -> None:
+        self.watch(self.device, "scroll_y", self.draw_map, init=False)
 
     def show(self, frame: Frame, selected: str | None, cursor: int | None, host_cursor: int | None) -> None:
         """The host pool first: what it takes is not the other's."""
@@ -36,7 +61,28 @@ class Pools(Container):
             self._make_room(frame.host)
             light = light_of(frame, selected, host_cursor, HOST)
             self.host.show(frame.host, light, build_captions(frame, frame.host))
-        self.device.show(frame.pool, light_of(frame, selected, cursor, DEVICE), build_captions(frame))
+        self._pool, self._light = frame.pool, light_of(frame, selected, cursor, DEVICE)
+        self.device.show(frame.pool, self._light, build_captions(frame))
+        self.draw_map()
+
+    def draw_map(self) -> None:
+        """Only of a pool that does not fit its pane."""
+        grid, pool = self.device, self._pool
+        layout, room = grid.layout_now, grid.content_height + (HEIGHT if self.map.display else 0)
+        if room < MIN_ROOM or layout.height <= room:
+            self.map.show([])
+            return
+        if not self.map.display:
+            self.call_after_refresh(self.draw_map)  # when it has taken its room from the grid
+        in_view = blocks_in_view(pool, layout, grid.scroll_offset.y, grid.content_height)
+        self.map.show(draw_map(pool, in_view, self._light, self._glyphs, grid.size.width))
+
+    def on_pool_map_clicked(self, message: PoolMap.Clicked) -> None:
+        """The block there comes into the middle."""
+        block_id = map_layout(self._pool, self.device.size.width).block_at(message.column, 0)
+        if block_id is not None:
+            line = self.device.layout_now.line_of(block_id)
+            self.device.scroll_to(y=line - self.device.content_height // 2, animate=False)
 
     def _make_room(self, host: PoolFrame) -> None:
         """At the right in the compact arrangement, else below."""

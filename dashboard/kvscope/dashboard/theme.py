@@ -37,6 +37,10 @@ _OWNERS = (
 _LIT = (FAINT, *(Style(color=colour, bold=True) for colour in _OWNER_COLOURS), STRONG)
 
 
+# How many of a group's held blocks are shared: none, up to a third, up to two thirds, more.
+TINTS = (SOFT, *(Style(color=DARK[f"share-{level}"]) for level in (1, 2, 3)))
+
+
 def owner_style(code: int) -> Style:
     """The colour of a request; `code` is a frame's owner code, 0 for nobody."""
     return _OWNERS[code if code <= SEVERAL else 0]
