@@ -173,7 +173,7 @@ async def test_selecting_a_sequence_lights_its_blocks_and_shows_its_table():
         await until(pilot, lambda: app._selected == "r1.1", "selection")
         table = app.query_one(TablePane)
         await until(pilot, lambda: "L1 → P1" in table.text(), "its table")
-        grid = app.query_one(BlockGrid)
+        grid = app.query_one("#grid", BlockGrid)
         assert grid._light.logical == {0: 0, 1: 1}
         assert grid._light.dim_others
         assert "of r1.1" in str(table.border_title)
@@ -249,15 +249,15 @@ async def test_the_cursor_names_a_block_and_enter_selects_its_holder():
 
 async def test_a_click_chooses_a_block():
     async with running(ListSource(candidates_batches())) as (app, pilot):
-        grid = app.query_one(BlockGrid)
+        grid = app.query_one("#grid", BlockGrid)
         column = 1 + grid.layout_now.cell_width + 2  # the border, the first card, inside the second
-        await pilot.click(BlockGrid, offset=(column, 1))
+        await pilot.click("#grid", offset=(column, 1))
         await until(pilot, lambda: app._cursor == 1, "P1 under the mouse")
 
 
 async def test_zoom_keys_change_what_a_cell_is():
     async with running(ListSource(candidates_batches())) as (app, pilot):
-        grid = app.query_one(BlockGrid)
+        grid = app.query_one("#grid", BlockGrid)
         seen = [grid.layout_now.zoom]
         for _ in range(4):
             await pilot.press("minus")
@@ -271,7 +271,7 @@ async def test_zoom_keys_change_what_a_cell_is():
 async def test_a_large_pool_can_be_scrolled_block_by_block():
     engine = StoryEngine(20_000, 16)
     async with running(StorySource(engine)) as (app, pilot):
-        grid = app.query_one(BlockGrid)
+        grid = app.query_one("#grid", BlockGrid)
         await pilot.press("plus", "plus", "end")
         await until(pilot, lambda: app._cursor == 19_999 and "P19999" in screen_text(app), "the last block")
         assert grid.scroll_offset.y > 100
@@ -659,7 +659,7 @@ async def test_no_breakpoints_where_the_engine_takes_no_control():
 async def test_a_frame_that_comes_while_the_panes_are_taken_down_is_not_drawn(monkeypatch):
     """Every frame is drawn into all panes; at the end some are gone earlier than others."""
     async with running(live()) as (app, _):
-        await app.query_one(BlockGrid).remove()
+        await app.query_one("#grid", BlockGrid).remove()
         monkeypatch.setattr(DashboardApp, "is_running", False)
         app.on_frame_ready(FrameReady(app._frame))
         app.draw_top()

@@ -128,7 +128,7 @@ async def test_lines_that_go_round_the_compositor_are_those_it_would_have_drawn(
     source, wanted = live(), {name: value for name, value in look.items() if name != "no_color"}
     async with on_a_line(monkeypatch, source, (160, 45), look=Look(**wanted)) as (app, pilot, line):
         await until(pilot, lambda: line.rows() == believed(app), "the first picture")
-        grid, laid = app.query_one(BlockGrid), []
+        grid, laid = app.query_one("#grid", BlockGrid), []
         for zoom, selected in ((Zoom.DENSE, None), (Zoom.GROUPS, "r1"), (Zoom.DENSE, "r2.0")):
             grid.change_zoom(zoom - grid.layout_now.zoom)
             app.select(selected)
