@@ -131,19 +131,21 @@ class SequenceCopies:
         if known is not None and _is_same(sequence, prompt_pieces, known):
             self._next[sequence.sequence_id] = known
             return known.frame
-        frame = SequenceFrame(
-            sequence_id=sequence.sequence_id,
-            table=known.frame.table
+        frame = SequenceFrame(  # by position: names cost as much as all the rest of it, thousands of times a second
+            sequence.sequence_id,
+            known.frame.table
             if known is not None and _has_same_table(sequence, known)
             else BlockTable(sequence.block_table),
-            num_written=sequence.num_written,
-            pieces=Pieces(prompt_pieces, sequence.pieces),
-            num_prompt_tokens=len(prompt_pieces),
-            text=sequence.text,
-            num_copies=sequence.num_copies,
-            finish_reason=sequence.finish_reason,
-            score=sequence.score,
-            host_table=BlockTable(sequence.host_table),
+            sequence.num_written,
+            known.frame.pieces
+            if known is not None and _has_same_pieces(sequence, prompt_pieces, known)
+            else Pieces(prompt_pieces, sequence.pieces),
+            len(prompt_pieces),
+            sequence.text,
+            sequence.num_copies,
+            sequence.finish_reason,
+            sequence.score,
+            BlockTable(sequence.host_table) if sequence.host_table else (),
         )
         self._next[sequence.sequence_id] = _Copy(
             frame, sequence.block_table, sequence.pieces, prompt_pieces, sequence.host_table
@@ -159,37 +161,43 @@ def _has_same_table(sequence: SequenceState, known: _Copy) -> bool:
     )
 
 
+def _has_same_pieces(sequence: SequenceState, prompt_pieces: list[str], known: _Copy) -> bool:
+    return (
+        sequence.pieces is known.pieces
+        and prompt_pieces is known.prompt_pieces
+        and len(prompt_pieces) + len(known.pieces) == len(known.frame.pieces)
+    )
+
+
 def _is_same(sequence: SequenceState, prompt_pieces: list[str], known: _Copy) -> bool:
     frame = known.frame
     return (
         sequence.num_written == frame.num_written
         and sequence.text is frame.text
-        and sequence.pieces is known.pieces
-        and len(prompt_pieces) + len(known.pieces) == len(frame.pieces)
+        and _has_same_pieces(sequence, prompt_pieces, known)
         and _has_same_table(sequence, known)
         and sequence.finish_reason == frame.finish_reason
         and sequence.score == frame.score
         and sequence.host_table is known.host_table
-        and prompt_pieces is known.prompt_pieces
     )
 
 
 def copy_request(request: RequestState, sequences: SequenceCopies) -> RequestFrame:
     """The last frame's value while nothing has changed, else a new one. Call with the view's lock held."""
-    prompt_pieces = request.prompt_pieces
+    prompt_pieces, request_id = request.prompt_pieces, request.request_id
     frame = RequestFrame(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        status=request.status,
-        waiting=request.waiting,
-        num_preemptions=request.num_preemptions,
-        params=request.params,
-        sequences=tuple([sequences.copy(sequence, prompt_pieces) for sequence in request.sequences]),
-        owner=_owner_code(request.request_id),
-        submitted_ns=request.submitted_ns,
-        first_token_ns=request.first_token_ns,
-        finished_ns=request.finished_ns,
-        num_hypotheses=len(request.hypotheses),
+        request_id,
+        request.prompt,
+        request.status,
+        request.waiting,
+        request.num_preemptions,
+        request.params,
+        tuple([sequences.copy(sequence, prompt_pieces) for sequence in request.sequences]),
+        _owner_code(request_id),
+        request.submitted_ns,
+        request.first_token_ns,
+        request.finished_ns,
+        len(request.hypotheses),
     )
-    known = sequences.requests.get(request.request_id)
+    known = sequences.requests.get(request_id)
     return known if known == frame else frame

@@ -67,7 +67,7 @@ def build_pool(
     """
     refs, written = np.asarray(refs, np.int32), np.asarray(written, np.int32)
     held, shared = refs != 0, refs > 1
-    cached = (written != 0) & ~held
+    cached = np.greater(written != 0, held)
     num_cached, num_shared = _count(cached), _count(shared)
     return PoolFrame(
         block_size=block_size,
