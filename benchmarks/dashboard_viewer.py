@@ -29,6 +29,7 @@ from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import UNICODE
 from kvscope.dashboard.panes import RequestsPane
+from kvscope.dashboard.terminal import run_screen
 from kvscope.dashboard.viewer import Connected
 from kvscope.events.types import SamplingParams
 from kvscope.transport.client import EngineClient
@@ -84,7 +85,7 @@ class FramesApp(TimedApp, DashboardApp):
 
     async def _measure(self) -> None:
         await asyncio.sleep(0.5)  # until the screen has been laid out
-        builder, grid, samples = FrameBuilder(), self.query_one(BlockGrid), []
+        builder, grid, samples = FrameBuilder(), self.query_one("#grid", BlockGrid), []
         for number in range(-WARM_UP, self._num_frames):
             self._source.view.apply(number + WARM_UP + 1_000, self._load.next(self._per_frame))
             before = [grid.line_at(y) for y in range(grid.content_height)]
@@ -195,7 +196,7 @@ def watch(directory: Path, out: Path) -> None:
     client = EngineClient(directory_endpoints(directory)).connect(20)
     source = Connected(client)
     try:
-        WatchApp(source, out).run()
+        run_screen(WatchApp(source, out))
     finally:
         source.close()
 
@@ -206,9 +207,9 @@ def main(kind: str, out: str, *arguments: str) -> None:
     elif kind == "frames":
         num_blocks, group, scattered, num_frames, per_frame = map(int, arguments)
         load = Load(num_blocks, group, scattered=bool(scattered))
-        FramesApp(load, num_frames, per_frame, Path(out)).run()
+        run_screen(FramesApp(load, num_frames, per_frame, Path(out)))
     else:
-        ListApp(kind, int(arguments[0]), Path(out)).run()
+        run_screen(ListApp(kind, int(arguments[0]), Path(out)))
 
 
 if __name__ == "__main__":

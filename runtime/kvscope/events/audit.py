@@ -12,7 +12,6 @@ event against the state just before it; `check_state` looks at a whole state. Ne
 """
 
 from collections import Counter
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,8 @@ from kvscope.events.types import Batch, Event
 
 MAX_FINDINGS = 10_000
 MAX_BLOCKS_CHECKED_EVERY_BATCH = 20_000
-STEPS_BETWEEN_CHECKS = 64  # single events are always checked
+STEPS_BETWEEN_CHECKS = 64  # of larger ones; single events are always checked
+BLOCKS_PER_STEP_BETWEEN_CHECKS = 2_000  # from 128,000 on a check costs the same per step
 
 
 class Finding(NamedTuple):
@@ -66,8 +66,10 @@ class Auditor:
         return found
 
     def finish_batch(self) -> list[Finding]:
-        """Check the whole state, once the batch's last event is folded; for a large pool, only now and then."""
-        if len(self.state.ref_counts) > MAX_BLOCKS_CHECKED_EVERY_BATCH and self.state.step % STEPS_BETWEEN_CHECKS:
+        """Check the whole state, once the batch's last event is folded; the larger a pool, the more seldom."""
+        num_blocks = len(self.state.ref_counts)
+        interval = max(num_blocks // BLOCKS_PER_STEP_BETWEEN_CHECKS, STEPS_BETWEEN_CHECKS)
+        if num_blocks > MAX_BLOCKS_CHECKED_EVERY_BATCH and self.state.step % interval:
             return []
         standing = check_state(self.state)
         told = {(finding.rule, finding.message) for finding in self._standing}
@@ -248,7 +250,8 @@ def check_state(state: EngineState) -> list[Finding]:
     """Invariants 1, 3 and 7 over the whole state; O(pool + table entries)."""
     sequences = [sequence for request in state.requests.values() for sequence in request.sequences]
     messages = [message for sequence in sequences for message in _check_sequence(state, sequence)]
-    held = np.fromiter(chain.from_iterable(sequence.block_table for sequence in sequences), dtype=np.int64)
+    # Table by table, so that a thread that draws gets its turn in between.
+    held = np.concatenate([np.zeros(0, np.int64), *[np.array(each.block_table, np.int64) for each in sequences]])
     entries = np.bincount(held, minlength=len(state.ref_counts))
     refs, written = state.ref_counts.numbers, state.written_slots.numbers
     if not np.array_equal(refs, entries):
