@@ -6,6 +6,7 @@ then reproduce the model's own logits, or the model is refused.
 """
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from kvscope.engine import attention
 from kvscope.engine.attention import LayerGeometry
 from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig
+from kvscope.engine.dtype_probe import faster_dtype, typical_linear
 from kvscope.engine.fast_layers import restore, speed_up
 from kvscope.engine.model_checks import (
     check_complete,
@@ -130,13 +132,26 @@ def _choose_num_threads(model: Any) -> None:
 
 
 def _choose_dtype(source: str, config: EngineConfig, device: torch.device) -> torch.dtype:
-    """float32 on a CPU, where half precision may be emulated; the checkpoint's own type on a GPU."""
+    """The checkpoint's own type on a GPU; on a CPU float32, or bfloat16 where that was tried and found faster."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)  # type: ignore[no-any-return]
+    model_config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    own = getattr(model_config, "dtype", None)
     if device.type == "cpu":
-        return torch.float32
-    own = getattr(AutoConfig.from_pretrained(source, trust_remote_code=False), "dtype", None)
+        return _probe_dtype(model_config) if own in (torch.float16, torch.bfloat16) else torch.float32
     return own if isinstance(own, torch.dtype) else torch.float16
+
+
+def _probe_dtype(model_config: Any) -> torch.dtype:
+    """For a checkpoint of 16 bits, whose weights float32 makes no better. A small model gains nothing from less."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config)
+    if model.num_parameters() < _MIN_PARAMETERS_FOR_THREADS:
+        return torch.float32
+    dtype, milliseconds = faster_dtype(*typical_linear(model))
+    figures = " and ".join(f"{took:.2f} ms in {str(kind)[6:]}" for kind, took in milliseconds.items())
+    sys.stderr.write(f"kvscope: --dtype {str(dtype)[6:]}: a layer takes {figures} on this CPU\n")
+    return dtype
 
 
 def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
