@@ -3,6 +3,7 @@
 import copy
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,12 +13,16 @@ from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording import (
     RecordingError,
+    ReplaySource,
     SeriesRecorder,
     open_recorder,
     open_recording,
+    open_series,
     read_recording,
     read_series,
 )
+from kvscope.transport.recording import recorder as recorder_module
+from kvscope.transport.recording.stored_series import StoredSeries
 
 
 def record(lab, path: Path, batches: list[Batch], **options: object) -> list[Path]:
@@ -47,6 +52,9 @@ def test_each_alone_and_all_together(lab, tmp_path: Path, batches: list[Batch]) 
     assert files[0].name == "run.0001.mcap"
     whole = read_series(files)
     assert (whole.batches, whole.missing) == (list(enumerate(batches)), None)
+    series = open_series(files)
+    assert isinstance(series, StoredSeries)
+    assert (list(series.batches), series.missing, series.last_seq) == (whole.batches, None, len(batches) - 1)
     state = EngineState()
     for path in files:
         part, stored = read_recording(path), open_recording(path)
@@ -59,12 +67,47 @@ def test_each_alone_and_all_together(lab, tmp_path: Path, batches: list[Batch]) 
 def test_files_out_of_order_or_with_one_missing(lab, tmp_path: Path, batches: list[Batch]) -> None:
     files = record(lab, tmp_path / "run.mcap", batches)
     for wrong in (files[::-1], [files[0], files[2]], [files[0], files[0]]):
-        with pytest.raises(RecordingError, match="does not begin where"):
-            read_series(wrong)
+        for read in (read_series, open_series):
+            with pytest.raises(RecordingError, match="does not begin where"):
+                read(wrong)
     files[0].write_bytes(files[0].read_bytes()[:-50])
     for first, following in pairwise(files[:2]):
-        with pytest.raises(RecordingError, match="cannot follow it"):
-            read_series([first, following])
+        for read in (read_series, open_series):
+            with pytest.raises(RecordingError, match="cannot follow it"):
+                read([first, following])
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["whole", "last one torn"])
+def test_every_moment_of_several_files_in_any_order(
+    lab, tmp_path: Path, batches: list[Batch], torn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints of each file, and the state that each begins with, are of the moments they say."""
+    monkeypatch.setattr(recorder_module, "CHECKPOINT_EVENTS", 20)
+    files = record(lab, tmp_path / "run.mcap", batches)
+    if torn:
+        files.pop()  # it may hold next to nothing
+        files[-1].write_bytes(files[-1].read_bytes()[:-2000])
+    series = open_series(files)
+    assert isinstance(series, StoredSeries)
+    assert (series.missing is not None) == torn
+    states = [encode_state(EngineState())]
+    state = EngineState()
+    for batch in batches[: len(series.columns)]:
+        state = apply_batch(state, copy.deepcopy(batch))
+        states.append(encode_state(state))
+    positions = series.columns.checkpoints
+    assert len(positions) > len(files) * 2
+    for number in range(len(positions)):
+        for _ in range(2):  # whoever is given one folds on in it
+            found = series.checkpoint(number)
+            assert encode_state(found) == states[positions[number]]
+            found.ref_counts[0] += 1
+    source = ReplaySource(series)
+    source.player._walker.rewind()
+    for position in Random(2).choices(range(len(states)), k=60):
+        source.player.seek(position)
+        assert encode_state(source.view.state) == states[position]
+    series.close()
 
 
 def test_no_file_of_an_older_series_is_overwritten_or_left_among_the_new(lab, tmp_path: Path, batches: list) -> None:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvscope.transport.recording.reader import Progress
-    from kvscope.transport.recording.stored import AnyRecording
+    from kvscope.transport.recording.stored_series import AnyRecording
 
 PATIENCE_S, INTERVAL_S = 0.5, 0.2
 
 
 def open_files(files: Sequence[Path]) -> "AnyRecording":
-    """One file from the disk, where it has an index or is large; several in memory. Raises RecordingError."""
-    from kvscope.transport.recording import open_recording, read_series
+    """One file, or the files of one run in order; on disk, where they can be looked into. Raises RecordingError."""
+    from kvscope.transport.recording import open_recording, open_series
 
     with _progress() as tell:
-        return open_recording(files[0], tell) if len(files) == 1 else read_series(files, tell)
+        return open_recording(files[0], tell) if len(files) == 1 else open_series(files, tell)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from kvscope.analysis.wording import counted, hole_sentences
 from kvscope.events.audit import Auditor, Finding, check_event, check_state
 from kvscope.events.state import EngineState
 from kvscope.events.types import Event
-from kvscope.transport.recording.stored import AnyRecording
+from kvscope.transport.recording.stored_series import AnyRecording
 
 FOLD_RULE = 8  # the fold of the events is the engine's state
 

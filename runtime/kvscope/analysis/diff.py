@@ -16,7 +16,7 @@ from kvscope.analysis.request_memory import RequestCost, RequestMemory
 from kvscope.analysis.stats import PoolSeries, Stats, summarize
 from kvscope.analysis.walk import walk
 from kvscope.events.types import EngineInfo, SamplingParams
-from kvscope.transport.recording.stored import AnyRecording
+from kvscope.transport.recording.stored_series import AnyRecording
 
 
 class TokenDifference(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from kvscope.analysis.walk import Observer, walk
 from kvscope.events.columns import column_to_list
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Event
-from kvscope.transport.recording.stored import AnyRecording
+from kvscope.transport.recording.stored_series import AnyRecording
 
 POOL_COLUMNS = (
     "seq",

@@ -11,7 +11,7 @@ from kvscope.analysis.pool_meter import PoolMeter, block_size_of
 from kvscope.analysis.request_log import RequestLog, RequestRecord
 from kvscope.analysis.walk import Observer, Walk, walk
 from kvscope.events.state import Counters, EngineState
-from kvscope.transport.recording.stored import AnyRecording
+from kvscope.transport.recording.stored_series import AnyRecording
 
 NS_PER_S = 1e9
 

@@ -13,7 +13,7 @@ from kvscope.events.state import EngineState, FoldError, FullState
 from kvscope.events.text import make_printable
 from kvscope.events.types import Batch, Event
 from kvscope.transport.healing import receivable
-from kvscope.transport.recording.stored import AnyRecording
+from kvscope.transport.recording.stored_series import AnyRecording
 
 
 class Hole(NamedTuple):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvscope.transport.recording.reader import Recording, read_recording
     from kvscope.transport.recording.recorder import Recorder
     from kvscope.transport.recording.series import SeriesRecorder, files_of, open_recorder, read_series
+    from kvscope.transport.recording.stored_series import open_series
     from kvscope.transport.timetravel.player import Player, ReplaySource
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "files_of",
     "open_recorder",
     "open_recording",
+    "open_series",
     "read_recording",
     "read_series",
 ]
@@ -38,6 +40,7 @@ _PLACES = {
     "files_of": "kvscope.transport.recording.series",
     "open_recorder": "kvscope.transport.recording.series",
     "open_recording": "kvscope.transport.recording.opening",
+    "open_series": "kvscope.transport.recording.stored_series",
     "read_recording": "kvscope.transport.recording.reader",
     "read_series": "kvscope.transport.recording.series",
 }

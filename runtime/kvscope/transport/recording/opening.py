@@ -46,6 +46,13 @@ def open_recording(path: Path | str, progress: Progress = no_progress) -> Stored
     return read_recording(path, progress)
 
 
+def open_stored(path: Path, progress: Progress = no_progress) -> StoredRecording:
+    """The recording on disk, however small. Raises whatever is wrong with it."""
+    with contextlib.suppress(Exception):
+        return _open_by_index(path)
+    return scan_recording(path, progress)
+
+
 def _open_by_index(path: Path) -> StoredRecording:
     with path.open("rb") as file:
         layout = _read_layout(file)

@@ -15,6 +15,7 @@ from kvscope.transport.recording.bookmarks import Bookmark
 from kvscope.transport.recording.format import RecordingError
 from kvscope.transport.recording.reader import Progress, Recording, no_progress, read_recording
 from kvscope.transport.recording.recorder import Recorder
+from kvscope.transport.recording.stored import StoredRecording
 
 logger = logging.getLogger(__name__)
 
@@ -93,17 +94,22 @@ def read_series(paths: Sequence[Path], progress: Progress = no_progress) -> Reco
     """
     whole = read_recording(paths[0], progress)
     for path in paths[1:]:
-        part, before = read_recording(path, progress), make_printable(str(whole.path))
-        shown = make_printable(str(path))
-        if whole.missing is not None:
-            raise RecordingError(f"{before} {whole.missing}: {shown} cannot follow it")
-        if part.initial_state is None or _epoch(part) != _epoch(whole) or part.initial_seq != whole.last_seq:
-            raise RecordingError(f"{shown} does not begin where {before} ends; give the files of one run in order")
+        part = read_recording(path, progress)
+        check_follows(whole, part)
         whole.batches += part.batches
         whole.bookmarks += part.bookmarks
         whole.num_refused_events += part.num_refused_events
         whole.path, whole.missing, whole.has_hole = path, part.missing, part.has_hole
     return whole
+
+
+def check_follows(before: Recording | StoredRecording, part: Recording | StoredRecording) -> None:
+    """Raises RecordingError unless the part begins where the one before it ends."""
+    earlier, later = make_printable(str(before.path)), make_printable(str(part.path))
+    if before.missing is not None:
+        raise RecordingError(f"{earlier} {before.missing}: {later} cannot follow it")
+    if part.initial_state is None or _epoch(part) != _epoch(before) or part.initial_seq != before.last_seq:
+        raise RecordingError(f"{later} does not begin where {earlier} ends; give the files of one run in order")
 
 
 def files_of(first: Path) -> list[Path]:
@@ -116,7 +122,7 @@ def files_of(first: Path) -> list[Path]:
     return found
 
 
-def _epoch(recording: Recording) -> bytes:
+def _epoch(recording: Recording | StoredRecording) -> bytes:
     if recording.initial_state is not None:
         return recording.initial_state.epoch
     return recording.batches[0][1].epoch

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple, Protocol, overload
 
 from mcap.records import Chunk, Message
 from mcap.stream_reader import StreamReader
@@ -37,7 +37,7 @@ from kvscope.transport.recording.format import (
     TRANSPOSED_CHANNEL,
     RecordingError,
 )
-from kvscope.transport.recording.reader import Recording, decode_kept, unpack_chunk
+from kvscope.transport.recording.reader import decode_kept, unpack_chunk
 
 CACHED_CHUNKS = 4
 CACHED_BATCHES = 256
@@ -76,7 +76,7 @@ class StoredRecording:
         self._decoded: OrderedDict[int, Batch] = OrderedDict()
         self._refused: set[int] = set()
         self._base: tuple[int, bytes] | None = None  # the checkpoint that others were made from, unpacked
-        self.batches: Sequence[tuple[int, Batch]] = _Batches(self)
+        self.batches: Sequence[tuple[int, Batch]] = StoredBatches(self)
         initial = self._messages(0).initial if layout.chunks else None
         self.bookmarks = [bookmark for chunk in layout.marked for bookmark in self._messages(chunk).bookmarks]
         self.initial_state = decode_state(initial, printable=True) if initial is not None else None
@@ -227,10 +227,16 @@ def full_state_batch(state: EngineState) -> Batch:
     )
 
 
-class _Batches(Sequence[tuple[int, Batch]]):
+class _Stored(Protocol):
+    columns: BatchColumns
+
+    def batch(self, position: int) -> tuple[int, Batch]: ...
+
+
+class StoredBatches(Sequence[tuple[int, Batch]]):
     """A recording's batches as a sequence."""
 
-    def __init__(self, recording: StoredRecording) -> None:
+    def __init__(self, recording: _Stored) -> None:
         self._recording = recording
 
     def __len__(self) -> int:
@@ -247,6 +253,3 @@ class _Batches(Sequence[tuple[int, Batch]]):
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         return map(self._recording.batch, range(len(self)))
-
-
-AnyRecording = Recording | StoredRecording  # in memory, or on disk
