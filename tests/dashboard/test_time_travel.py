@@ -1,5 +1,7 @@
 """The timeline as text, and walking through a recording and through a live engine's past under the pilot."""
 
+import threading
+
 import pytest
 from dashboard_story import StorySource, candidates_batches, crowded_engine
 from rich.cells import cell_len
@@ -196,6 +198,33 @@ async def test_looking_back_from_a_block_and_from_a_request():
         await until(pilot, lambda: source.view.log[-1].sentence.endswith(" admitted"), "its admission")
         await pilot.press("home", "w")
         await until(pilot, lambda: "before this moment" in screen_text(app), "nothing before")
+
+
+async def test_keys_do_not_wait_for_a_player_that_is_busy():
+    """A slow read holds the player; what is asked of it meanwhile comes when it is done, and the screen goes on."""
+    engine, batches = crowded_engine()
+    source = ReplaySource(recording_of(batches + engine.run(12)))
+    player, is_held, may_end = source.player, threading.Event(), threading.Event()
+
+    def be_busy() -> None:
+        with player._changed:
+            is_held.set()
+            may_end.wait(60)
+
+    async with running(source) as (app, pilot):
+        await pilot.press("space")
+        await until(pilot, lambda: not player.playing, "paused")
+        busy = threading.Thread(target=be_busy, daemon=True)
+        busy.start()
+        await until(pilot, is_held.is_set, "busy")
+        await pilot.press("greater_than_sign")
+        app.mark_places()
+        await pilot.press("question_mark")
+        await until(pilot, lambda: len(app.screen_stack) > 1, "help opens")
+        assert busy.is_alive()
+        assert player.speed == 1
+        may_end.set()
+        await until(pilot, lambda: player.speed == 2, "faster")
 
 
 async def test_the_mouse_moves_the_play_position():

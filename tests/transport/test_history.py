@@ -3,6 +3,7 @@
 import copy
 import random
 
+import msgpack
 import msgspec
 import pytest
 
@@ -157,3 +158,21 @@ def test_snapshots_alone_do_not_exceed_the_bounds(lab) -> None:
     for _ in range(200):
         view.replace_state(copy.deepcopy(stream.state), 29)
     assert history.num_bytes <= 20_000 + 2 * 20_000 / 16
+
+
+def test_unreadable_events_of_the_past_are_counted_once(lab) -> None:
+    """As they are met; all of them once everything has been looked at, as the audit does."""
+    history = History()
+    view = View(history)
+    for seq, batch in enumerate(lab.Stream(3).take(60)):
+        fields = msgpack.unpackb(encode_batch(batch))
+        fields[4] += [{"type": "of_tomorrow"}] * (seq % 2)
+        view.apply(seq, batch, seq % 2, payload=msgpack.packb(fields))
+    source = ReplaySource(history.freeze(), status=Status.HISTORY)
+    source.start()
+    lab.wait_until(lambda: not source.player.survey.is_working)
+    lab.wait_until(lambda: source.view.num_refused_events == view.num_refused_events)
+    source.player.seek_start()
+    source.player.seek_end()
+    assert source.view.num_refused_events == view.num_refused_events == 30
+    source.close()

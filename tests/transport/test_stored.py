@@ -3,6 +3,7 @@
 from pathlib import Path
 from random import Random
 
+import msgpack
 import pytest
 
 from kvscope.events import transposed as transposed_module
@@ -248,3 +249,22 @@ def test_text_of_a_checkpoint_is_made_printable(batches: list[Batch]) -> None:
     shown = found.requests[request.request_id]
     assert shown.prompt == "a␛]52;c;x␇"
     assert shown.sequences[0].pieces[-1] == "\ufffd1m"
+
+
+def test_unreadable_events_are_counted_as_they_are_met(tmp_path: Path, batches: list[Batch], lab) -> None:
+    """By an index nobody knows them; whoever has looked at every batch knows them all, each once."""
+    recorder, state = Recorder(tmp_path / "run.mcap"), EngineState()
+    for seq, batch in enumerate(batches):
+        fields = msgpack.unpackb(encode_batch(batch))
+        fields[4] += [{"type": "of_tomorrow", "n": seq}] * (20 if seq == 100 else seq == 200)
+        state = apply_batch(state, batch)
+        recorder.record(seq, batch.time_ns, msgpack.packb(fields), batch, state)
+    recorder.close()
+    stored = open_recording(recorder.path)
+    source = ReplaySource(stored)
+    assert source.view.num_refused_events == 0
+    source.start()
+    lab.wait_until(lambda: not source.player.survey.is_working)
+    source.player.seek(150)
+    assert (source.view.num_refused_events, read_recording(recorder.path).num_refused_events) == (21, 21)
+    source.close()

@@ -118,9 +118,8 @@ class TimeTravelApp(ThemedApp):
             self._travel(player.pause, lambda: player.seek(position))
 
     def action_speed(self, step: int) -> None:
-        if self._player is not None:
-            self._player.speed = next_speed(self._player.speed, step)
-            self.draw_top()
+        if (player := self._player) is not None:
+            self._travel(lambda: setattr(player, "speed", next_speed(player.speed, step)))
 
     def _travel(self, *calls: Callable[[], object] | None, missing: str = "") -> None:
         """A far move may fold for a while: off the UI thread, in the order of the keys."""

@@ -75,8 +75,8 @@ def replay(files: Sequence[Path], flags: ScreenFlags) -> int:
     """Watch a recording. Raises RecordingError for a file that cannot be read, or CommandError."""
     from kvscope.transport.recording import ReplaySource
 
-    track = open_files(files)
     require_terminal("replay", "one screen without a terminal is: kvscope export FILE --at end")
+    track = open_files(files)
     return open_dashboard(ReplaySource(track), files[0].name, flags)
 
 

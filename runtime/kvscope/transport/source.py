@@ -137,6 +137,13 @@ class View:
             self.findings = list(findings)
             self.revision += 1
 
+    def show_refusals(self, num_refused_events: int) -> None:
+        """How many events of the past could not be read, as far as it has been looked at."""
+        with self.lock:
+            if num_refused_events != self.num_refused_events:
+                self.num_refused_events = num_refused_events
+                self.revision += 1
+
     def _fold(self, seq: int, batch: Batch) -> None:
         begin_batch(self.state, batch)
         entries = []

@@ -38,6 +38,7 @@ from kvscope.transport.recording.format import (
     RecordingError,
 )
 from kvscope.transport.recording.reader import decode_kept, unpack_chunk
+from kvscope.transport.refusals import Refusals
 
 CACHED_CHUNKS = 4
 CACHED_BATCHES = 256
@@ -69,12 +70,11 @@ class StoredRecording:
     ) -> None:
         self.path, self.missing, self.has_hole = path, missing, has_hole
         self.columns = layout.columns
-        self.num_refused_events = 0  # of the batches that were looked at so far
         self._file, self._layout = file, layout
         self._lock = threading.Lock()
         self._chunks: OrderedDict[int, _Messages] = OrderedDict()
         self._decoded: OrderedDict[int, Batch] = OrderedDict()
-        self._refused: set[int] = set()
+        self._refusals = Refusals()
         self._base: tuple[int, bytes] | None = None  # the checkpoint that others were made from, unpacked
         self.batches: Sequence[tuple[int, Batch]] = StoredBatches(self)
         initial = self._messages(0).initial if layout.chunks else None
@@ -86,6 +86,11 @@ class StoredRecording:
     @property
     def last_seq(self) -> int | None:
         return self.columns.seqs[-1] if len(self.columns) else self.initial_seq
+
+    @property
+    def num_refused_events(self) -> int:
+        """Of the batches that were looked at so far."""
+        return self._refusals.total
 
     def close(self) -> None:
         """Nothing can be read afterwards. Idempotent."""
@@ -117,7 +122,7 @@ class StoredRecording:
         if topic != TRANSPOSED_CHANNEL:
             return apply_batch(state, receivable(self.batch(position)[1]))
         batch = read_transposed(data, printable=True)
-        self._count_refused(position, batch.num_refused_events)
+        self._refusals.add(position, batch.num_refused_events)
         return apply_transposed(state, batch)
 
     def checkpoint(self, number: int) -> EngineState:
@@ -164,13 +169,8 @@ class StoredRecording:
         if topic == KEYFRAME_CHANNEL:
             return full_state_batch(decode_state(data, printable=True))
         batch, num_refused = decode_kept(topic, data)
-        self._count_refused(position, num_refused)
+        self._refusals.add(position, num_refused)
         return batch
-
-    def _count_refused(self, position: int, num_refused: int) -> None:
-        if num_refused and position not in self._refused:
-            self._refused.add(position)
-            self.num_refused_events += num_refused
 
     def _messages(self, chunk: int) -> _Messages:
         found = self._chunks.get(chunk)

@@ -15,6 +15,7 @@ from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch
 from kvscope.transport.healing import receivable
+from kvscope.transport.refusals import Refusals
 
 MAX_BATCHES = 60_000
 MAX_BYTES = 48 << 20
@@ -64,10 +65,11 @@ class _Segment:
 
 
 class _Decoding(Sequence[tuple[int, Batch]]):
-    """Batches decoded at every look."""
+    """Batches decoded at every look; what of them cannot be read is counted."""
 
     def __init__(self, seqs: Sequence[int], batches: Sequence[bytes | Batch]) -> None:
         self._seqs, self._batches = seqs, batches
+        self.refusals = Refusals()
 
     def __len__(self) -> int:
         return len(self._seqs)
@@ -80,13 +82,15 @@ class _Decoding(Sequence[tuple[int, Batch]]):
         if isinstance(place, slice):
             return [self[index] for index in range(*place.indices(len(self)))]
         batch = self._batches[place]
-        return self._seqs[place], decode_batch(batch, printable=True).batch if isinstance(batch, bytes) else batch
+        if isinstance(batch, bytes):
+            batch, num_refused = decode_batch(batch, printable=True)
+            self.refusals.add(range(len(self))[place], num_refused)
+        return self._seqs[place], batch
 
 
 class FrozenTrack:
     """A stretch of a live engine's past: an `IndexedTrack`. Any thread may read."""
 
-    num_refused_events = 0
     missing = None
 
     def __init__(self, segments: Sequence[_Segment]) -> None:
@@ -99,9 +103,14 @@ class FrozenTrack:
                 self._keyframes.append(segment.keyframe)
             self.columns.extend(segment.columns)
             batches += segment.batches
-        self.batches: Sequence[tuple[int, Batch]] = _Decoding(self.columns.seqs, batches)
+        self.batches = _Decoding(self.columns.seqs, batches)
         self.initial_state = segments[0].keyframe.restore() if segments else None
         self.initial_seq = segments[0].seq if segments else None
+
+    @property
+    def num_refused_events(self) -> int:
+        """Of the batches that were looked at so far."""
+        return self.batches.refusals.total
 
     def checkpoint(self, number: int) -> EngineState:
         """The state after `columns.checkpoints[number]` batches, for the caller to fold on."""

@@ -38,7 +38,7 @@ class Player:
         self.survey = Survey(track, self.index, keyframes, self._show_findings)
         self._signposts = Signposts(self.index, self.survey)
         self._walker = Walker(track, self.index, keyframes, view)
-        self._view, self._status, self._missing = view, status, track.missing or ""
+        self._track, self._view, self._status, self._missing = track, view, status, track.missing or ""
         self._changed = threading.Condition(threading.RLock())
         self._is_playing = self._is_closing = False
         self._clock = PlayClock(self.index.times_ns)
@@ -136,9 +136,8 @@ class Player:
         return self._look_back(lambda: preempts(request_id))
 
     def mark(self, places: Iterable[Place]) -> None:
-        """The moments that count as notable because somebody says so, instead of those before."""
-        with self._changed:
-            self._signposts.bookmarks = sorted({self._clamp(place) for place in places})
+        """The moments that count as notable because somebody says so, instead of those before. Never waits."""
+        self._signposts.bookmarks = sorted({self._clamp(place) for place in places})
 
     @property
     def marks(self) -> list[Place]:
@@ -257,11 +256,15 @@ class Player:
         self._walker.go(Place(error.position))
 
     def _show_findings(self) -> None:
-        """What the audit has found up to this moment; it may come later than the moment itself."""
+        """What the audit has found up to this moment; it may come later than the moment itself.
+
+        And how many events could not be read: of what was looked at so far, of all once the audit is over.
+        """
         with self._changed:
             count = self.survey.num_findings_at(self.place)
             if count != len(self._view.findings):
                 self._view.show_findings(self.survey.findings[:count])
+        self._view.show_refusals(self._track.num_refused_events)
 
     def _show(self) -> None:
         self._show_findings()
@@ -311,8 +314,6 @@ class ReplaySource:
 
     def __init__(self, track: Track, *, status: Status = Status.REPLAY) -> None:
         self.view = View()
-        with self.view.lock:
-            self.view.num_refused_events = track.num_refused_events
         self.bookmarks: Sequence[Bookmark] = getattr(track, "bookmarks", ())
         self._at_end = status is Status.HISTORY
         self.player = Player(track, self.view, status=status)

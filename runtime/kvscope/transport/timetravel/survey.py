@@ -80,6 +80,8 @@ class Survey:
                 look()
             except Exception:  # the player says what is wrong, when it gets there
                 self._closing.set()
+        if self._on_finding is not None:
+            self._on_finding()  # everything has been looked at
 
     def num_findings_at(self, place: Place) -> int:
         """How many of the findings a moment has behind it, as far as the audit has come."""
