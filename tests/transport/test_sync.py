@@ -320,6 +320,27 @@ def test_a_viewer_that_falls_behind_says_so_and_skips_to_the_present(bench: Benc
     assert bench.view.state == bench.state_at(41)
 
 
+def test_who_joins_behind_begins_again_at_once(bench: Bench) -> None:
+    """Nobody has seen this life yet: half a second behind is enough to skip, and no gap. Later it is not."""
+    behind = sync.JOIN_LAG_S + 0.1
+    bench.heartbeat(0)
+    bench.tick()
+    bench.snapshot(9)
+    bench.batch(10)
+    bench.now += 1
+    bench.heartbeat(10, late_s=behind)
+    assert (bench.status, bench.view.num_gaps) == (Status.SYNCING, 0)
+    bench.tick()
+    assert bench.asked[-2:] == [(Op.SNAPSHOT, {})] * 2
+    bench.snapshot(40)
+    bench.batch(41)
+    assert (bench.view.last_seq, bench.status, bench.view.num_gaps) == (41, Status.LIVE, 0)
+    bench.heartbeat(41)
+    bench.now += 1
+    bench.heartbeat(41, late_s=behind)
+    assert (bench.status, len(bench.asked)) == (Status.LIVE, 2)
+
+
 def test_what_a_snapshot_makes_superfluous_is_not_decoded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.go_live(9)
     bench.heartbeat(9, late_s=9)

@@ -34,6 +34,7 @@ MAX_ASIDE_BATCHES = 20_000  # more than the engine's ring: a hole in here is fou
 MAX_ASIDE_BYTES = 64 * 1024 * 1024
 ANSWER_TIMEOUT_S = 2.0
 RETRY_S = 0.1
+JOIN_LAG_S = 0.5  # more than this behind a life that has just begun, it is quicker to begin again than to catch up
 
 Ask = Callable[..., int | None]  # (Op, **fields) -> the request's id; None: nobody is connected
 
@@ -78,6 +79,7 @@ class Synchronizer:
         self._has_been_live = False  # before that, what is missing is part of joining, not a gap
         self._gap: str | None = None
         self._trouble = ""  # why the engine does not hand out a state
+        self._is_joining = True  # no heartbeat has shown yet that the stream of this life comes without delay
         self._heard_epoch: bytes | None = None
         self._heard_at: float | None = None
         self._heard_wall = 0.0
@@ -113,9 +115,10 @@ class Synchronizer:
                 self._begin_new_life()
             elif heartbeat.last_seq >= self._expected():
                 self._need_replay(heartbeat.last_seq)
-            elif lag_s > STALE_AFTER_S and not is_old:
+            elif lag_s > (JOIN_LAG_S if self._is_joining else STALE_AFTER_S) and not is_old:
                 self._skip_to_present(lag_s)
             else:
+                self._is_joining = False
                 self._confirm()
         self._show()
 
@@ -204,12 +207,16 @@ class Synchronizer:
         self._gap, self._trouble = None, ""
 
     def _begin_new_life(self) -> None:
-        self._gap, self._has_been_live = None, False
+        self._gap, self._has_been_live, self._is_joining = None, False, True
         self._need_snapshot()
 
     def _skip_to_present(self, lag_s: float) -> None:
-        """Better a hole than a picture of what was: what has queued up is dropped unread."""
-        self._open_gap(f"this viewer was {lag_s:.1f} s behind; it skips to the present")
+        """Better a hole than a picture of what was: what has queued up is dropped unread.
+
+        While joining it is no hole: whoever has seen nothing of this life yet begins with it a moment later.
+        """
+        if not self._is_joining:
+            self._open_gap(f"this viewer was {lag_s:.1f} s behind; it skips to the present")
         self._need_snapshot()
         self._lag.forget()
         self._is_dated = False
