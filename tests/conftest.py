@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 TIMEOUT_S = 120.0
-COMMAND = (sys.executable, "-m", "kvscope.dashboard.cli")
+COMMAND = (sys.executable, "-m", "kvscope.dashboard")
 
 
 class Finished(NamedTuple):

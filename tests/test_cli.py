@@ -1,5 +1,6 @@
 """Exit codes and messages of the real command: bad input is one line, exit code 2, and no traceback."""
 
+import http.server
 import importlib.metadata
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -162,9 +164,9 @@ def test_dumb_terminal(kvscope: Kvscope, recording: Path) -> None:
 def test_without_the_engines_packages(tmp_path: Path, kvscope: Kvscope) -> None:
     """A base install: what needs torch says how to get it, the rest works."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules.update(torch=None, transformers=None)")
-    env = {"PYTHONPATH": str(tmp_path)}
+    env = {"PYTHONPATH": import_first(tmp_path)}
     for arguments in (("run", *PROMPT), ("serve",), ("demo",)):
-        assert_refused(kvscope(*arguments, **env), "pip install 'kvscope[engine]'")
+        assert_refused(kvscope(*arguments, **env), "pip install '.[engine]'")
     assert kvscope("--help", **env).code == 0
     assert_refused(kvscope("attach", **env), "no engine")
 
@@ -183,6 +185,64 @@ def test_closed_output_is_quiet(kvscope: Kvscope) -> None:
         ["sh", "-c", f"{' '.join(COMMAND)} --help >&-"], stderr=subprocess.PIPE, env=kvscope.env, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_interrupted_while_it_is_imported(kvscope: Kvscope, tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    done = kvscope("demo", PYTHONPATH=import_first(tmp_path))
+    assert done in ((-signal.SIGINT, "", ""), (130, "", ""))
+
+
+# --- before torch is imported ------------------------------------------------------------------------------------
+
+
+def import_first(folder: Path) -> str:
+    """A PYTHONPATH on which this folder comes before everything."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@pytest.fixture
+def no_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment in which importing torch ends the process: what can be refused cheaply never gets there."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import os; os._exit(99)")
+    return {"PYTHONPATH": import_first(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("serve --num-gpu-blocks-override 100000000", ["100000000", "16777216"]),
+        ("run no-such-model --prompt x", ["no-such-model", "HF_HUB_OFFLINE"]),
+        ("run tiny-shakespear --prompt x", ["did you mean tiny-shakespeare?"]),
+        ("run --prompt x --record no/where/run.mcap", ["there is no directory no/where"]),
+        ("serve --record .", ["that is a directory"]),
+        ("serve --name .", ["engine name"]),
+        ("demo --record no/where/run.mcap --record-max-size 1M", ["there is no directory no/where"]),
+    ],
+)
+def test_refused_before_torch_is_imported(
+    kvscope: Kvscope, no_torch: dict[str, str], arguments: str, words: list[str]
+) -> None:
+    assert_refused(kvscope(*arguments.split(), **no_torch), *words)
+
+
+def test_a_model_that_the_hub_does_not_have(kvscope: Kvscope, no_torch: dict[str, str], tmp_path: Path) -> None:
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+
+        do_GET = do_HEAD  # noqa: N815 - the base class's names
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        there = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        assert_refused(kvscope("run", "who/what", *PROMPT, **no_torch, **there), "cannot get 'who/what'", "HF_TOKEN")
+        hub.shutdown()
 
 
 # --- with an engine ----------------------------------------------------------------------------------------------
@@ -218,10 +278,6 @@ def test_run_prints_the_json_contract(kvscope: Kvscope) -> None:
     assert report["audit"] == {"ok": True, "findings": []}
 
 
-def test_unknown_model(kvscope: Kvscope) -> None:
-    assert_refused(kvscope("run", "no-such-model", *PROMPT), "no-such-model", "HF_HUB_OFFLINE")
-
-
 def test_model_without_a_tokenizer(kvscope: Kvscope, tmp_path: Path) -> None:
     from kvscope import engine
 
@@ -233,8 +289,8 @@ def test_model_without_a_tokenizer(kvscope: Kvscope, tmp_path: Path) -> None:
     assert_refused(kvscope("run", str(model), *PROMPT), "tokenizer")
 
 
-def test_directory_that_is_no_model(kvscope: Kvscope, tmp_path: Path) -> None:
-    assert_refused(kvscope("run", str(tmp_path), *PROMPT), "config.json")
+def test_directory_that_is_no_model(kvscope: Kvscope, no_torch: dict[str, str], tmp_path: Path) -> None:
+    assert_refused(kvscope("run", str(tmp_path), *PROMPT, **no_torch), "config.json")
 
 
 def test_block_size_the_triton_kernels_cannot_have(kvscope: Kvscope) -> None:
@@ -251,34 +307,39 @@ def test_prompt_that_never_fits_the_pool(kvscope: Kvscope) -> None:
     assert_refused(done, "2")
 
 
-def test_recording_is_not_overwritten(kvscope: Kvscope, recording: Path) -> None:
+@pytest.mark.parametrize("command", [("run", *PROMPT), ("serve",), ("demo",)])
+def test_recording_is_not_overwritten(
+    kvscope: Kvscope, recording: Path, no_torch: dict[str, str], command: tuple[str, ...]
+) -> None:
     before = recording.read_bytes()
-    assert_refused(kvscope("run", *PROMPT, "--record", str(recording)), "run.mcap", "--force")
+    assert_refused(kvscope(*command, "--record", str(recording), **no_torch), "run.mcap", "--force")
     assert recording.read_bytes() == before
 
 
-def test_port_in_use(kvscope: Kvscope) -> None:
+@pytest.mark.parametrize("behind", [0, 1])
+def test_port_in_use(kvscope: Kvscope, no_torch: dict[str, str], behind: int) -> None:
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert_refused(kvscope("serve", "--listen", f"tcp://127.0.0.1:{port}"), str(port), "in use")
+        listen = ("--listen", f"tcp://127.0.0.1:{port - behind}")
+        assert_refused(kvscope("serve", *listen, **no_torch), str(port), "in use")
 
 
 def test_address_others_can_reach(kvscope: Kvscope) -> None:
     assert_refused(kvscope("serve", "--listen", "tcp://0.0.0.0:5555"), "0.0.0.0", "keys")
 
 
-def test_serve_attach_and_leave(kvscope: Kvscope) -> None:
+def test_serve_attach_and_leave(kvscope: Kvscope, no_torch: dict[str, str]) -> None:
     server = kvscope.start("serve", "--name", "test-engine", "--block-size", "4")
     assert server.stdout is not None
     assert server.stdin is not None
     try:
         assert server.stdout.readline() == "kvscope: engine test-engine ready\n"
         assert "test-engine" in kvscope("list").output
-        assert_refused(kvscope("serve", "--name", "test-engine"), "test-engine", "already running")
+        assert_refused(kvscope("serve", "--name", "test-engine", **no_torch), "test-engine", "already running")
         session = kvscope.in_terminal("attach", "--read-only")
         session.wait_for("LIVE")
         session.process.send_signal(signal.SIGTERM)
@@ -335,11 +396,11 @@ def test_demo_without_a_terminal(kvscope: Kvscope, tmp_path: Path) -> None:
     assert (tmp_path / "demo.mcap").stat().st_size > 1000
 
 
-def test_demo_shows_why_its_engine_failed(kvscope: Kvscope, recording: Path) -> None:
-    done = kvscope("demo", "--record", str(recording))
+def test_demo_shows_why_its_engine_failed(kvscope: Kvscope) -> None:
+    done = kvscope("demo", "--name", "two words")
     assert done.code == 2
     assert done.errors.splitlines()[-1].startswith("kvscope: ")
-    assert "run.mcap" in done.errors
+    assert "engine name 'two words'" in done.errors
     assert "Traceback" not in done.errors
 
 

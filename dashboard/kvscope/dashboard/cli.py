@@ -9,7 +9,9 @@ import errno
 import importlib.metadata
 import io
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -207,6 +209,7 @@ def list_running() -> int:
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command to its exit code. Errors that are the user's to fix become one line on stderr."""
     try:
+        _interrupts_raise()
         result = typer.main.get_command(app).main(list(arguments), prog_name="kvscope", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
@@ -224,6 +227,13 @@ def run_command_line(arguments: Sequence[str]) -> int:
         print(f"kvscope: {_message(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, CommandError) else ExitCode.USAGE
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _interrupts_raise() -> None:
+    """From here on Ctrl-C unwinds the stack; the entry point had it end the process."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _is_users(error: Exception) -> bool:
@@ -252,7 +262,7 @@ def _discard_stdout() -> None:
 
 
 def main() -> None:
-    """Entry point of the `kvscope` command. Python's warnings are for developers (python -W), not for users."""
+    """Run the process's own arguments. Python's warnings are for developers (python -W), not for users."""
     if sys.stdout is None:  # started with its output closed
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the life of the process
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -16,6 +16,7 @@ from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, require
 from kvscope.dashboard.viewer import Connected
 from kvscope.events.options import split_prompt
 from kvscope.events.types import BlocksAllocated
+from kvscope.transport.recording import check_recordable
 from kvscope.transport.recording.tap import Tap
 from kvscope.transport.source import Source, Status, View
 from kvscope.transport.timetravel import History
@@ -49,6 +50,8 @@ def demo(
     """Run the demonstration; the engine is stopped on every way out. The exit code."""
     if lesson and allocator != "paged":
         raise CommandError(f"demo --lesson is about paging; without it, --allocator {allocator}")
+    if record is not None:
+        check_recordable(record, force=force, max_bytes=max_bytes)
     on_screen = has_terminal()
     if on_screen:
         require_screen("demo")

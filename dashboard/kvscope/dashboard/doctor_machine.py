@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvscope.dashboard.doctor import Check, Section, fail, find_program, ok, warn
+from kvscope.dashboard.errors import INSTALL_ENGINE
 
-INSTALL = "pip install 'kvscope[engine]'"
 _ENGINE = {"torch": "runs the model", "triton": "its kernels, on a GPU", "transformers": "loads models"}
 
 
@@ -54,7 +54,9 @@ def check_engine_packages() -> Iterator[Check]:
     """Installed or not, by their metadata: importing torch takes seconds and hundreds of MB."""
     versions = {name: _version(name) for name in _ENGINE}
     if not any(versions.values()):
-        yield ok("engine", f"not installed: attach and replay work without it; for demo, serve and run: {INSTALL}")
+        yield ok(
+            "engine", f"not installed: attach and replay work without it; for demo, serve and run: {INSTALL_ENGINE}"
+        )
         return
     for name, about in _ENGINE.items():
         version = versions[name]
@@ -63,7 +65,7 @@ def check_engine_packages() -> Iterator[Check]:
         elif name == "triton" and not sys.platform.startswith("linux"):
             yield ok(name, "not for this system; attention runs in torch")
         else:
-            yield fail(name, f"not installed: {about}", INSTALL)
+            yield fail(name, f"not installed: {about}", INSTALL_ENGINE)
     numba = _version("numba")
     yield ok(
         "numba", f"{numba}: compiled attention on a CPU" if numba else "not installed; attention on a CPU is slower"

@@ -13,13 +13,12 @@ from typing import Annotated
 import typer
 
 from kvscope.dashboard import flags
-from kvscope.dashboard.errors import CommandError
+from kvscope.dashboard.errors import INSTALL_ENGINE, CommandError
 from kvscope.dashboard.terminal import leaving_at_once
 from kvscope.engine.config import EMBEDDED_MODEL, ConfigError, EngineConfig, wait_for_threads_asleep
 from kvscope.events.options import parse_options
 
 DEFAULTS = EngineConfig()
-INSTALL_ENGINE = "install it with: pip install 'kvscope[engine]'"
 _OPTION_WORD = re.compile(r"[A-Za-z_]+=")
 
 
@@ -83,6 +82,9 @@ def run(
             allocator=allocator,
         )
         _require_engine("run")
+        from kvscope.engine import preflight
+
+        preflight.check_run(model, record=record, force=force, max_bytes=record_max_size)
         wait_for_threads_asleep()
         with leaving_at_once():
             from kvscope.engine import commands
@@ -159,6 +161,9 @@ def serve(
             allocator=allocator,
         )
         _require_engine("serve")
+        from kvscope.engine import preflight
+
+        preflight.check_serve(model, name=name, listening=doors, record=record, force=force, max_bytes=record_max_size)
         if until_stdin_closes:
             _stop_when_stdin_closes()
         wait_for_threads_asleep()
@@ -231,7 +236,7 @@ def _config_errors() -> Iterator[None]:
 def _require_engine(command: str) -> None:
     """Raises CommandError when this is the base install."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
-        raise CommandError(f"{command} needs the engine, which is not installed here; {INSTALL_ENGINE}")
+        raise CommandError(f"{command} needs the engine, which is not installed here: {INSTALL_ENGINE}")
 
 
 def _stop_when_stdin_closes() -> None:

@@ -4,6 +4,8 @@ from enum import IntEnum
 
 from kvscope.events.text import make_printable
 
+INSTALL_ENGINE = "pip install '.[engine]', in a clone of kvscope"
+
 
 class ExitCode(IntEnum):
     """2 is the user's to fix; 130 is what a shell shows for SIGINT."""

@@ -135,8 +135,6 @@ def _num_blocks(config: EngineConfig, model: LoadedModel, block_bytes: int, max_
             f"no memory is left for one block of {block_bytes} bytes; lower --block-size, raise "
             "--gpu-memory-utilization, or choose a smaller model"
         )
-    if wanted > MAX_NUM_BLOCKS:
-        raise ConfigError(f"--num-gpu-blocks-override {wanted}: at most {MAX_NUM_BLOCKS} blocks can be shown")
     if wanted * block_bytes > (room := _free_bytes(model.model.device)):
         raise ConfigError(
             f"a pool of {wanted} blocks takes {wanted * block_bytes / GIB:.1f} GiB, {room / GIB:.1f} GiB are free on "

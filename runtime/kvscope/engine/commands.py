@@ -1,7 +1,6 @@
 """`kvscope run` and `kvscope serve`: the two ways an engine is started. Composition roots, one function each."""
 
 import contextlib
-import re
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import ConfigError, EngineConfig
 from kvscope.engine.engine import Engine
 from kvscope.engine.intake import RequestRefusedError
+from kvscope.engine.preflight import name_after
 from kvscope.engine.report import json_report, text_report
 from kvscope.engine.service import EngineService
 from kvscope.engine.sinks import AuditSink, TeeSink
@@ -93,7 +93,7 @@ def serve(
     Raises:
         ConfigError, EndpointError, RecordingError: it cannot start; one line with the fix.
     """
-    label = name if name is not None else _name_after(config.model)
+    label = name if name is not None else name_after(config.model)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(contextlib.closing(_claim_directory(label, config.model, listening)))
         endpoints = listening.endpoints if listening is not None else directory.endpoints
@@ -115,12 +115,6 @@ def serve(
             _announce(engine, endpoints, keys, record)
             service.run()
     return 0
-
-
-def _name_after(model: str) -> str:
-    """An engine name made of the model's last path component."""
-    last = model.rstrip("/").rsplit("/", 1)[-1]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".")[:64] or "engine"
 
 
 def _submit(engine: Engine, request_id: str, prompt: str, params: SamplingParams) -> Any:

@@ -5,6 +5,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
+from kvscope.events.types import MAX_NUM_BLOCKS
+
 EMBEDDED_MODEL = "tiny-shakespeare"
 
 MAX_SWAP_SPACE = 1 << 20  # GiB
@@ -54,16 +56,15 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+            self._check_at_least_1(name)
         for name in ("num_gpu_blocks_override", "max_model_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+            if getattr(self, name) is not None:
+                self._check_at_least_1(name)
+        for name, most in (("block_size", MAX_BLOCK_SIZE), ("num_gpu_blocks_override", MAX_NUM_BLOCKS)):
+            if (getattr(self, name) or 0) > most:
+                raise ConfigError(f"--{name.replace('_', '-')} is at most {most}, not {getattr(self, name)}")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"--seed is a whole number from 0 to {(1 << 63) - 1}, not {self.seed}")
-        if self.block_size > MAX_BLOCK_SIZE:
-            raise ConfigError(f"--block-size is at most {MAX_BLOCK_SIZE}, not {self.block_size}")
         if not 0 <= self.swap_space <= MAX_SWAP_SPACE:
             raise ConfigError(f"--swap-space is a number of GiB from 0 to {MAX_SWAP_SPACE}, not {self.swap_space}")
         if self.preemption == "swap" and not self.swap_space:
@@ -74,6 +75,10 @@ class EngineConfig:
             )
 
         self._check_allocator()
+
+    def _check_at_least_1(self, name: str) -> None:
+        if getattr(self, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
 
     def _check_allocator(self) -> None:
         paged_only = {

@@ -4,6 +4,7 @@ The hub's own variables are honoured (HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOK
 retries for a minute when there is no network; one connection attempt beforehand spares that.
 """
 
+import difflib
 import socket
 import urllib.parse
 import urllib.request
@@ -26,7 +27,7 @@ def resolve_model(name: str) -> str:
     """
     if name == EMBEDDED_MODEL:
         return str(files("kvscope.engine") / "models" / EMBEDDED_MODEL)
-    cached = platformdirs.user_cache_path("kvscope") / "models" / name
+    cached = _converted_models() / name
     if "/" not in name and (cached / "config.json").is_file():
         return str(cached)
     path = Path(name).expanduser()
@@ -45,12 +46,14 @@ def _check_hub(name: str) -> None:
     try:
         cached = huggingface_hub.try_to_load_from_cache(name, "config.json")
     except huggingface_hub.errors.HFValidationError:
-        raise ConfigError(f"{name!r} is neither a model directory here nor a hub id (owner/name)") from None
+        raise ConfigError(
+            f"{name!r} is neither a model directory here nor a hub id (owner/name){_near(name)}"
+        ) from None
     if isinstance(cached, str):
         if not huggingface_hub.constants.HF_HUB_OFFLINE and not _hub_answers():
             huggingface_hub.constants.HF_HUB_OFFLINE = True  # everything is here: do not wait for the network
         return
-    missing = f"{name!r} is neither a model directory here nor in the hub's cache"
+    missing = f"{name!r} is neither a model directory here nor in the hub's cache{_near(name)}"
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise ConfigError(f"{missing}, and HF_HUB_OFFLINE is set; unset it, or give a local directory")
     if not _hub_answers():
@@ -58,6 +61,21 @@ def _check_hub(name: str) -> None:
             f"{missing}, and the model hub does not answer; "
             "check the network and HF_ENDPOINT, or give a local directory"
         )
+    try:
+        huggingface_hub.hf_hub_download(name, "config.json")  # loading starts with it; a wrong id is told by it
+    except Exception as error:  # whatever the hub and the network come up with
+        raise ConfigError(explain_failure(error, name, name, "model") + _near(name)) from None
+
+
+def _near(name: str) -> str:
+    """A model that is here and is called almost the same."""
+    here = [EMBEDDED_MODEL, *(path.name for path in _converted_models().glob("*/"))]
+    near = difflib.get_close_matches(name, here, 1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _converted_models() -> Path:
+    return platformdirs.user_cache_path("kvscope") / "models"
 
 
 def _hub_answers() -> bool:

@@ -104,6 +104,12 @@ def check_name(name: str) -> None:
         raise EndpointError(f"engine name {make_printable(name)!r}: use 1 to 64 of A-Z a-z 0-9 . _ -, no leading dot")
 
 
+def check_unclaimed(name: str) -> None:
+    """Raises EndpointError for a bad name, or one that a live engine has."""
+    check_name(name)
+    _refuse_live(runtime_root() / name)
+
+
 def list_engines() -> list[EngineEntry]:
     """The live engines of this user, by name. Raises EndpointError when the runtime directory is not private."""
     paths = sorted(path for path in runtime_root().iterdir() if path.is_dir())
@@ -178,15 +184,19 @@ def _creation_lock(root: Path) -> Iterator[None]:
 def _remove_dead(path: Path) -> None:
     if not path.exists():
         return
+    _refuse_live(path)
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise EndpointError(f"cannot remove what a dead engine left at {path}: {error.strerror}") from None
+
+
+def _refuse_live(path: Path) -> None:
     entry = _read_entry(path)
     if entry is not None and _is_live(path, entry):
         raise EndpointError(f"an engine named {path.name} is already running (pid {entry.pid}); choose --name")
     if entry is None and _answers(path / CONTROL_SOCKET):
         raise EndpointError(f"somebody answers at {path / CONTROL_SOCKET}; choose --name")
-    try:
-        shutil.rmtree(path)
-    except OSError as error:
-        raise EndpointError(f"cannot remove what a dead engine left at {path}: {error.strerror}") from None
 
 
 def _sweep(root: Path) -> None:

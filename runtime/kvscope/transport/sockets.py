@@ -6,7 +6,7 @@ from pathlib import Path
 
 import zmq
 
-from kvscope.transport.endpoints import ClientKeys, EndpointError, check_socket_path
+from kvscope.transport.endpoints import ClientKeys, EndpointError, Endpoints, check_socket_path
 from kvscope.transport.handshake import require_keys, start_authenticator, use_keys
 from kvscope.transport.keys import ServerKeys
 
@@ -36,6 +36,12 @@ class Listener:
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.term()
+
+
+def check_bindable(endpoints: Endpoints) -> None:
+    """Bind both addresses for a moment. Raises EndpointError: one is in use, or cannot be bound."""
+    for address in (endpoints.events, endpoints.control):
+        Listener(zmq.PUB, address, max_bytes=1).close()
 
 
 def _listen(

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from kvscope.transport.recording.opening import open_recording
     from kvscope.transport.recording.reader import Recording, read_recording
     from kvscope.transport.recording.recorder import Recorder
-    from kvscope.transport.recording.series import SeriesRecorder, files_of, open_recorder, read_series
+    from kvscope.transport.recording.series import (
+        SeriesRecorder,
+        check_recordable,
+        files_of,
+        open_recorder,
+        read_series,
+    )
     from kvscope.transport.recording.stored_series import open_series
     from kvscope.transport.timetravel.player import Player, ReplaySource
 
@@ -22,6 +28,7 @@ __all__ = [
     "RecordingError",
     "ReplaySource",
     "SeriesRecorder",
+    "check_recordable",
     "files_of",
     "open_recorder",
     "open_recording",
@@ -37,6 +44,7 @@ _PLACES = {
     "RecordingError": "kvscope.transport.recording.format",
     "ReplaySource": "kvscope.transport.timetravel.player",
     "SeriesRecorder": "kvscope.transport.recording.series",
+    "check_recordable": "kvscope.transport.recording.series",
     "files_of": "kvscope.transport.recording.series",
     "open_recorder": "kvscope.transport.recording.series",
     "open_recording": "kvscope.transport.recording.opening",

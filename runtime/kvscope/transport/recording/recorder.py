@@ -271,9 +271,18 @@ class Recorder:
             self._fail("the file was deleted")
 
 
-def _open(path: Path, *, force: bool) -> BinaryIO:
+def check_file(path: Path, *, force: bool) -> None:
+    """Look, without touching anything. Raises RecordingError: no recording can be begun there."""
     if path.is_dir():  # so is an empty name
         raise RecordingError(f"cannot write {path}: that is a directory, not a file; try run.mcap")
+    if os.path.lexists(path) and not force:
+        raise RecordingError(f"{path} exists; add --force to overwrite it")
+    if not path.parent.is_dir():
+        raise RecordingError(f"cannot write {path}: there is no directory {path.parent}")
+
+
+def _open(path: Path, *, force: bool) -> BinaryIO:
+    check_file(path, force=force)
     how = os.O_TRUNC if force else os.O_EXCL
     try:
         # A recording holds prompts: nobody else reads it. A pipe without a reader must not make the engine wait.
@@ -285,8 +294,6 @@ def _open(path: Path, *, force: bool) -> BinaryIO:
         if stat.S_ISREG(mode):  # not /dev/null
             os.fchmod(file, 0o600)  # an overwritten file had its own mode
         return os.fdopen(file, "wb")
-    except FileExistsError:
-        raise RecordingError(f"{path} exists; add --force to overwrite it") from None
     except OSError as error:
         reason = _NOT_A_FILE if error.errno == errno.ENXIO else f"cannot write {{}}: {error.strerror}"
         raise RecordingError(reason.format(path)) from None

@@ -14,7 +14,7 @@ from kvscope.events.types import Batch
 from kvscope.transport.recording.bookmarks import Bookmark
 from kvscope.transport.recording.format import RecordingError
 from kvscope.transport.recording.reader import Progress, Recording, no_progress, read_recording
-from kvscope.transport.recording.recorder import Recorder
+from kvscope.transport.recording.recorder import Recorder, check_file
 from kvscope.transport.recording.stored import StoredRecording
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,21 @@ def open_recorder(path: Path, *, force: bool = False, max_bytes: int | None = No
     return Recorder(path, force=force) if max_bytes is None else SeriesRecorder(path, max_bytes, force=force)
 
 
+def check_recordable(path: Path, *, force: bool = False, max_bytes: int | None = None) -> None:
+    """Look, without touching anything. Raises RecordingError: what `open_recorder` would refuse for sure."""
+    if max_bytes is not None:
+        _check_series(path, force=force)
+    check_file(path, force=force or max_bytes is not None)
+
+
+def _check_series(path: Path, *, force: bool = False) -> list[Path]:
+    """The files there are of a rotated recording. Raises RecordingError where there are some, unless `force`."""
+    old = sorted(path.parent.glob(f"{_escape(path.stem)}.{_DIGITS}{_escape(path.suffix)}"))
+    if old and not force:
+        raise RecordingError(f"{old[0]} exists; add --force to overwrite that recording, in all its files")
+    return old
+
+
 class SeriesRecorder:
     """A recorder that goes on in another file. What is queued when one is full still goes into it."""
 
@@ -35,9 +50,7 @@ class SeriesRecorder:
         """Raises RecordingError: a file of that series exists (unless `force`, which removes them all)."""
         self.path, self._max_bytes, self._number = path, max_bytes, 1
         self._error: str | None = None
-        for old in sorted(path.parent.glob(f"{_escape(path.stem)}.{_DIGITS}{_escape(path.suffix)}")):
-            if not force:
-                raise RecordingError(f"{old} exists; add --force to overwrite that recording, in all its files")
+        for old in _check_series(path, force=force):
             old.unlink()
         self._recorders = [Recorder(self.file(1))]
 
