@@ -48,7 +48,9 @@ class Measured:
         self.num_batches = self.num_interrupted = 0
         self.hand_overs_ns: list[int] = []
         self.steps_ns: list[int] = []
-        self.engine = Engine(make_info(256), Instantly(), Words(), self, choose=lambda *_: Choice(7, 0.0))
+        self.engine = Engine(
+            make_info(256), Instantly(), Words(), self, choose=lambda draws: [Choice(7, 0.0)] * len(draws)
+        )
         self.control = ControlServer(self.endpoints.control, self.publisher, EngineService(self.engine))
         self._load = Load(self.engine, seed)
 

@@ -81,7 +81,13 @@ class Kept:
 def decode_batches() -> Iterator[Batch]:
     """Eight sequences of a real engine that decode without an end, on 1,024 blocks."""
     sink, rng = Kept(), random.Random(1)
-    engine = Engine(make_info(1024), Instantly(), Words(), sink, choose=lambda *_: Choice(rng.randrange(50), 0.0))
+    engine = Engine(
+        make_info(1024),
+        Instantly(),
+        Words(),
+        sink,
+        choose=lambda draws: [Choice(rng.randrange(50), 0.0) for _ in draws],
+    )
     for number in range(1, 1 << 20):
         while len(engine.requests) - len(engine.finished_order) < 8:
             name = f"r{number}.{len(engine.requests)}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.engine.engine import Engine
-from kvscope.engine.sampler import choose_token
+from kvscope.engine.sampler import choose_tokens
 from kvscope.engine.sinks import AuditSink
 from kvscope.events.types import Batch, Event, SamplingParams
 from kvscope.transport.recording import Recording
@@ -34,7 +34,7 @@ def run_engine(
     info = fake_info(**{"num_blocks": num_blocks, "prefix_caching": True, **changes})
     sink, clock = AuditSink(keep=True), itertools.count()
     runner = FakeRunner(info.num_blocks, info.block_size)
-    engine = Engine(info, runner, FakeTokenizer(), sink, choose=choose_token, clock_ns=lambda: next(clock) * MS)
+    engine = Engine(info, runner, FakeTokenizer(), sink, choose=choose_tokens, clock_ns=lambda: next(clock) * MS)
     for number, (prompt, options) in enumerate(requests, 1):
         params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **options})
         engine.submit("words", params, f"r{number}", list(prompt))

@@ -139,7 +139,9 @@ def main() -> int:
         publisher = Publisher(endpoints.events, ring_batches=args.ring, max_queue=args.queue, keys=keys)
         stack.callback(publisher.close)
         witness = Witness(publisher, args.digests)
-        engine = Engine(make_info(args.blocks), Instantly(), Words(), witness, choose=lambda *_: Choice(7, 0.0))
+        engine = Engine(
+            make_info(args.blocks), Instantly(), Words(), witness, choose=lambda draws: [Choice(7, 0.0)] * len(draws)
+        )
         witness.engine = engine
         load = Load(engine, args.seed)
         control = ControlServer(endpoints.control, publisher, EngineService(engine), keys=keys)

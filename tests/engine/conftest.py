@@ -17,7 +17,7 @@ from kvscope.engine.build import build_engine, prepare
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.engine import Engine
 from kvscope.engine.model_loader import LoadedModel, load_model
-from kvscope.engine.sampler import choose_token, rank_tokens
+from kvscope.engine.sampler import choose_tokens, rank_tokens
 from kvscope.engine.sinks import AuditSink
 from kvscope.events.fold import apply_batch
 from kvscope.events.state import EngineState
@@ -159,7 +159,7 @@ def fake_engine() -> Callable[..., Fixture]:
             runner,
             FakeTokenizer(),
             sink,
-            choose=choose_token,
+            choose=choose_tokens,
             rank=rank_tokens,
             free_order=free_order,
             eos_token_ids=eos,

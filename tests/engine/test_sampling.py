@@ -6,12 +6,19 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope.engine import sampler
+from kvscope.engine.choice import Choice, Draw
 from kvscope.engine.model_loader import LoadedModel
-from kvscope.engine.sampler import choose_token
+from kvscope.engine.sampler import choose_tokens
 from kvscope.events.types import SamplingParams
 
 TIE = 1e-4
 LOGITS = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1]))
+
+
+def choose_token(logits: torch.Tensor, params: SamplingParams, noise_key: tuple[object, ...]) -> Choice:
+    """A draw alone."""
+    return choose_tokens([Draw(logits, params, noise_key)])[0]
 
 
 def draws(params: SamplingParams, count: int = 4_000) -> dict[int, float]:
@@ -49,6 +56,19 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     assert set(draws(SamplingParams(top_p=1.0))) == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 5.0])
+def test_top_p_of_many_tokens_is_what_sorting_all_gives(top_p: float, sharpness: float) -> None:
+    """Also where next to all tokens belong to it."""
+    row = sharpness * torch.randn(3_000, generator=torch.Generator().manual_seed(4)) + torch.arange(3_000) * 1e-5
+    probabilities, order = torch.sort(torch.softmax(row.double(), 0), descending=True)
+    inside = order[torch.cumsum(probabilities, 0) - probabilities < top_p]
+    found = sampler._restrict(row[None].clone(), [SamplingParams(top_p=top_p)])[0]
+    differing = set(inside.tolist()) ^ set(found.isfinite().nonzero().flatten().tolist())
+    assert len(differing) <= 1  # the last one, by rounding
+    assert found[inside[0]] == row[inside[0]]
+
+
 def test_equal_keys_give_equal_noise_and_others_do_not() -> None:
     params = SamplingParams()
     flat = torch.zeros(1_000)
@@ -68,6 +88,33 @@ def test_next_to_no_temperature_is_greedy(temperature: float) -> None:
 def test_nan_is_never_chosen() -> None:
     with pytest.raises(FloatingPointError, match="NaN"):
         choose_token(torch.tensor([0.1, float("nan")]), SamplingParams(temperature=0.0), (0,))
+
+
+def test_draws_at_once_are_the_draws_alone() -> None:
+    """Greedy and sampled ones, with all kinds of restrictions, in any order; the logits stay as they are."""
+    options = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.7),
+        SamplingParams(top_k=3),
+        SamplingParams(top_p=0.6, temperature=1.3),
+        SamplingParams(top_k=40, top_p=0.9),
+        SamplingParams(top_p=0.01),
+    ]
+    rows = torch.randn(18, 500, generator=torch.Generator().manual_seed(2)) * 4
+    wanted = [Draw(row, options[i % 6], (i, 0, 5)) for i, row in enumerate(rows)]
+    before = rows.clone()
+    alone = [choose_token(*draw) for draw in wanted]
+    for order in (wanted, wanted[::-1], wanted[1:4], wanted[:1]):
+        found = dict(zip((draw.noise_key[0] for draw in order), choose_tokens(order), strict=True))
+        assert found == {draw.noise_key[0]: alone[draw.noise_key[0]] for draw in order}  # type: ignore[index]
+    assert rows.equal(before)
+    assert choose_tokens([]) == []
+
+
+def test_one_row_of_nan_among_others() -> None:
+    rows = [Draw(LOGITS * factor, SamplingParams(temperature=0.0), (0,)) for factor in (1, float("nan"))]
+    with pytest.raises(FloatingPointError, match="NaN"):
+        choose_tokens(rows)
 
 
 def test_a_vocabulary_of_one() -> None:

@@ -12,7 +12,7 @@ from kvscope.engine.engine import Engine
 from kvscope.engine.host_memory import free_host_bytes
 from kvscope.engine.model_loader import LoadedModel, choose_device, load_model
 from kvscope.engine.model_runner import ModelRunner, bytes_per_slot
-from kvscope.engine.sampler import choose_token, rank_tokens
+from kvscope.engine.sampler import choose_tokens, rank_tokens
 from kvscope.events.types import MAX_NUM_BLOCKS, EngineInfo
 from kvscope.kernels.backend import AttentionBackend, check_block_size, get_backend
 from kvscope.transport.publisher import EventSink
@@ -57,7 +57,7 @@ def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[in
         runner,
         model.tokenizer,
         sink,
-        choose=choose_token,
+        choose=choose_tokens,
         rank=rank_tokens,
         eos_token_ids=model.eos_token_ids,
         free_order=free_order,

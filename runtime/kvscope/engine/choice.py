@@ -21,8 +21,17 @@ class Candidate(NamedTuple):
     log_probability: float
 
 
-# From one sequence's logits (whatever the runner makes), the request's options, and the name of the draw.
-ChooseToken = Callable[[Any, SamplingParams, tuple[object, ...]], Choice]
+class Draw(NamedTuple):
+    """A token to be chosen: from one sequence's logits (whatever the runner makes), by the request's options."""
+
+    logits: Any
+    params: SamplingParams
+    noise_key: tuple[object, ...]
+    """Names the draw; equal keys give equal noise."""
+
+
+# All draws of a step at once; each choice depends on its own draw alone.
+ChooseTokens = Callable[[list[Draw]], list[Choice]]
 # From one sequence's logits, its most probable next tokens, best first: what beam search compares.
 RankTokens = Callable[[Any, int], list[Candidate]]
 

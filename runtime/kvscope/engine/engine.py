@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from kvscope.engine.beam_search import BeamSearch
 from kvscope.engine.block_tables import BlockCopy, Extent
 from kvscope.engine.breakpoints import BreakpointWatch
-from kvscope.engine.choice import ChooseToken, RankTokens
+from kvscope.engine.choice import ChooseTokens, RankTokens
 from kvscope.engine.export import export_state
 from kvscope.engine.generation import Generation
 from kvscope.engine.intake import Intake, RequestRefusedError
@@ -47,7 +47,7 @@ class Engine:
         tokenizer: Any,
         sink: EventSink,
         *,
-        choose: ChooseToken,
+        choose: ChooseTokens,
         rank: RankTokens | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         free_order: Sequence[int] | None = None,
@@ -216,6 +216,8 @@ class Engine:
             self._events.append(ev.SlotsWritten(sequence_id=sequence.sequence_id, start=start, stop=stop))
             if self._prefixes is not None:
                 self._prefixes.index_written(sequence, self._request_of(sequence).params.cache_salt)
+        ends = [sequence for sequence, _, _ in plan.extents if sequence.sequence_id in logits]
+        self._generation.choose([(self._request_of(end), end, logits[end.sequence_id]) for end in ends])
         for sequence, _, _ in plan.extents:
             request = self._request_of(sequence)
             self._generation.go_on(request, sequence, logits.get(sequence.sequence_id), self.now_ns)

@@ -4,7 +4,7 @@ from typing import Any
 
 from kvscope.engine.beam_search import BeamSearch, num_candidates
 from kvscope.engine.beams import Beams
-from kvscope.engine.choice import ChooseToken, RankTokens, draw_seed
+from kvscope.engine.choice import Choice, ChooseTokens, Draw, RankTokens, draw_seed
 from kvscope.engine.memory import Memory
 from kvscope.engine.outputs import Outputs
 from kvscope.engine.request import Request, Sequence
@@ -14,7 +14,7 @@ from kvscope.events.types import Event
 
 
 class Generation:
-    """Makes tokens of a step's logits, one sequence at a time, and records them."""
+    """Makes tokens of a step's logits and records them, one sequence at a time."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Generation:
         events: list[Event],
         counters: Counters,
         *,
-        choose: ChooseToken,
+        choose: ChooseTokens,
         rank: RankTokens | None,
         seed: int,
     ) -> None:
@@ -36,13 +36,24 @@ class Generation:
         self._choose = choose
         self._rank = rank
         self._seed = seed
+        self._chosen: dict[str, Choice] = {}  # of this step, by sequence id
+
+    def choose(self, ends: list[tuple[Request, Sequence, Any]]) -> None:
+        """Choose the next tokens for all sequences that will go on from these logits, before any of them does."""
+        draws = {
+            candidate.sequence_id: Draw(logits, request.params, self._noise_key(request, candidate))
+            for request, sequence, logits in ends
+            if request.search is None
+            for candidate in self._heirs(request, sequence)
+        }
+        self._chosen = dict(zip(draws, self._choose(list(draws.values())), strict=True))
 
     def go_on(self, request: Request, sequence: Sequence, logits: Any | None, now_ns: int) -> None:
         """Forks, once the prompt is written; and a next token, if the sequence has logits: it reached its end."""
         if request.search is None:
             for candidate in self._fork_if_ready(request, sequence):
                 if logits is not None:
-                    self._append_token(request, candidate, logits, now_ns)
+                    self._append_token(request, candidate, now_ns)
             return
         if request.search.started:
             self._fork_if_ready(request, sequence)
@@ -70,17 +81,21 @@ class Generation:
 
     def _fork_if_ready(self, request: Request, sequence: Sequence) -> list[Sequence]:
         """The sequences that choose from this one's logits: itself, or all of them once the prompt is written."""
+        heirs = self._heirs(request, sequence)
+        request.forked = request.forked or sequence.num_computed >= request.fork_at
+        for other in heirs[1:]:
+            self._memory.tables.fork(sequence, other)
+        return heirs
+
+    @staticmethod
+    def _heirs(request: Request, sequence: Sequence) -> list[Sequence]:
+        """See `_fork_if_ready`. Does not mutate."""
         if request.forked or sequence.num_computed < request.fork_at:
             return [sequence]
-        request.forked = True
-        others = [other for other in request.alive_sequences() if other is not sequence]
-        for other in others:
-            self._memory.tables.fork(sequence, other)
-        return [sequence, *others]
+        return [sequence, *(other for other in request.alive_sequences() if other is not sequence)]
 
-    def _append_token(self, request: Request, sequence: Sequence, logits: Any, now_ns: int) -> None:
-        noise_key = (self._seed_of(request), sequence.index, sequence.num_tokens)
-        choice = self._choose(logits, request.params, noise_key)
+    def _append_token(self, request: Request, sequence: Sequence, now_ns: int) -> None:
+        choice = self._chosen.pop(sequence.sequence_id)
         said = self._outputs.append(request, sequence, choice)
         if request.first_token_ns is None:
             request.first_token_ns = now_ns
@@ -93,6 +108,8 @@ class Generation:
         if said.reason is not None:
             self.finish(sequence, said.reason)
 
-    def _seed_of(self, request: Request) -> int:
+    def _noise_key(self, request: Request, sequence: Sequence) -> tuple[object, ...]:
         seed = request.params.seed
-        return seed if seed is not None else draw_seed(self._seed, request.request_id)
+        if seed is None:
+            seed = draw_seed(self._seed, request.request_id)
+        return seed, sequence.index, sequence.num_tokens

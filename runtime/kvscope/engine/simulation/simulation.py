@@ -57,7 +57,7 @@ class Simulation:
             SimulatedRunner(self._clock, cost),
             SimulatedTokenizer(),
             self.meter,
-            choose=lambda choice, *_: choice,  # the runner's word is final
+            choose=lambda draws: [draw.logits for draw in draws],  # the runner's word is final
             clock_ns=self._clock,
             check_when_idle=False,  # O(pool), and a simulation may be idle between any two requests
         )
