@@ -31,9 +31,10 @@ from kvscope.dashboard.grid_layout import Zoom
 from kvscope.dashboard.help import HelpScreen, draw_help
 from kvscope.dashboard.keys import KEYS, PANES, key_names
 from kvscope.dashboard.pane import StripPane, StripWidget
-from kvscope.dashboard.panes import RequestsPane, TablePane, TextPane
+from kvscope.dashboard.panes import RequestsPane, TextPane
 from kvscope.dashboard.prompt import PromptBar, PromptInput
 from kvscope.dashboard.screen_size import Arrangement, arrange
+from kvscope.dashboard.table_pane import TablePane
 from kvscope.events import types as ev
 from kvscope.events.audit import Finding
 from kvscope.events.codec import decode_batch, encode_batch
@@ -700,3 +701,18 @@ async def test_a_pool_that_does_not_fit_has_a_map(size):
         await until(pilot, lambda: in_view() in chart.text() and " P0-P" in chart.text(), "a click goes there")
         await pilot.press("0")
         await until(pilot, lambda: not chart.display, "no map where all is in view")
+
+
+async def test_candidates_stand_side_by_side_and_one_can_be_chosen():
+    async with running(ListSource(candidates_batches()), (160, 45)) as (app, pilot):
+        table = app.query_one("#table")
+        await pilot.press("2", "down", "3")
+        await until(pilot, lambda: "they part at position 6" in table.text(), "both of them")
+        assert str(table.border_title) == "3 Candidates of r1, side by side"
+        await pilot.press("left")
+        await until(pilot, lambda: app._selected == "r1.1", "the last one")
+        await until(pilot, lambda: "they part" not in table.text() and "L1 → P1" in table.text(), "its table")
+        app.select("r1")
+        await until(pilot, lambda: "they part" in table.text(), "both again")
+        await pilot.click(table, offset=(4, 3))
+        await until(pilot, lambda: app._selected == "r1.0", "a click chooses the one there")

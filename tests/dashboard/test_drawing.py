@@ -3,12 +3,13 @@
 import msgspec
 import numpy as np
 import pytest
-from dashboard_story import article_batches, candidates_batches, crowded_engine
+from dashboard_story import StoryEngine, article_batches, candidates_batches, crowded_engine, swapping_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.style import Style
 
+from kvscope.dashboard.candidates import CandidatesDrawing
 from kvscope.dashboard.cards import build_captions, draw_card_row
 from kvscope.dashboard.cells import make_cells
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
@@ -367,6 +368,67 @@ def test_text_goes_on_where_the_prompt_ends():
     frame = frame_of(candidates_batches())
     assert lines(draw_text(*shown_sequence(frame, "r1.0"), UNICODE, 30)) == [" p0 p1 p2 p3 p4 p5 a0 a1"]
     assert lines(draw_text(*shown_sequence(frame, "r1.0"), UNICODE, 12)) == [" p0 p1 p2", " p3 p4 p5", " a0 a1"]
+
+
+# --- candidates side by side ------------------------------------------------------------------------------------------
+
+
+def drawn(batches, width, request_id="r1"):
+    frame = frame_of(batches)
+    return lines(CandidatesDrawing(frame, frame.request(request_id), UNICODE, width).strips)
+
+
+def test_candidates_part_where_their_texts_do():
+    """Step 1: one block for both, two tokens without KV; step 2: one has copied it, the other has kept it."""
+    common = [" L0 → P0 ■■■■ refs 2 p0│ p1│ p2│ p3", " › they part at position 6: L1, slot 2"]
+    assert drawn(candidates_batches(1), 60) == [
+        *common,
+        " r1.0 1 tok                   │ r1.1 1 tok",
+        " L1 P1 ■■□□ refs 2            │ L1 P1 ■■□□ refs 2 = r1.0",
+        "  p4 p5› a0                   │  p4 p5› b0",
+    ]
+    assert drawn(candidates_batches(2), 60) == [
+        *common,
+        " r1.0 2 tok                   │ r1.1 2 tok",
+        " L1 P2 ■■■□ ◆ from P1         │ L1 P1 ■■■□",
+        "  p4 p5› a0 a1                │  p4 p5› b0 b1",
+    ]
+
+
+def test_text_is_dimmed_where_the_memory_is_shared_and_only_there():
+    for num_steps, shared in ((1, True), (2, False)):
+        frame = frame_of(candidates_batches(num_steps))
+        strips = CandidatesDrawing(frame, frame.request("r1"), UNICODE, 60).strips
+        styles = {segment.text: segment.style for segment in strips[-1]}
+        assert styles[" p4"] == (FAINT if shared else TEXT)
+        assert {segment.text: segment.style for segment in strips[0]}["p0"] == FAINT
+
+
+def test_of_a_long_common_beginning_the_end_is_shown():
+    engine = StoryEngine(40, 4)
+    batches = engine.start() + engine.submit("one word after another " * 10, n=2, max_tokens=6) + engine.run(3)
+    first, second, *_ = drawn(batches, 60)
+    frame = frame_of(batches)
+    common = sum(count == 2 for count in frame.pool.refs)
+    assert first == f" L0-L{common - 2}  {common - 1} blocks that all 2 share"
+    assert second.startswith(f" L{common - 1} → P")
+
+
+def test_candidates_that_do_not_fit_are_counted_and_swapped_out_ones_name_the_host():
+    engine, batches = swapping_engine()
+    batches += engine.run(8)
+    text = "\n".join(drawn(batches, 70, "r2"))
+    for words in (
+        "L0 → H0 ■■■■ refs 2",
+        "L2 H2 ■■■■",
+        "L2 H3 ■■■■",
+        "no block yet",
+        "they part at position 8: L2, slot 0",
+    ):
+        assert words in text, words
+    engine = StoryEngine(40, 4)
+    batches = engine.start() + engine.submit("a b c", n=7, max_tokens=6) + engine.run(4)
+    assert "4 more than fit here" in drawn(batches, 60)[0] + drawn(batches, 60)[1]
 
 
 # --- text helpers -----------------------------------------------------------------------------------------------------

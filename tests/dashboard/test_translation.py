@@ -9,9 +9,9 @@ from test_app import live, running, screen_text, until
 from test_drawing import frame_of
 
 from kvscope.dashboard.glyphs import ASCII, UNICODE
-from kvscope.dashboard.panes import TablePane
 from kvscope.dashboard.selection import find_selected
 from kvscope.dashboard.table import TableDrawing
+from kvscope.dashboard.table_pane import TablePane
 from kvscope.dashboard.translation import slot_bytes
 from kvscope.engine.build import prepare
 from kvscope.engine.config import EMBEDDED_MODEL, EngineConfig

@@ -23,7 +23,7 @@ from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
 from kvscope.dashboard.insight_pane import InsightPane
 from kvscope.dashboard.keys import PANES, app_bindings
 from kvscope.dashboard.pane import StripPane, StripWidget
-from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TablePane, TextPane
+from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TextPane
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.pools import Pools, host_title
 from kvscope.dashboard.prompt import READ_ONLY_HINT, PromptBar
@@ -31,6 +31,7 @@ from kvscope.dashboard.prompt_history import PromptHistory
 from kvscope.dashboard.pump import FramePump
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
 from kvscope.dashboard.selection import Shown, latest_block, shown_sequence
+from kvscope.dashboard.table_pane import TablePane
 from kvscope.dashboard.themed import Look
 from kvscope.dashboard.timeline_bar import TimelineBar
 from kvscope.events.text import make_printable
@@ -181,11 +182,12 @@ class DashboardApp(ActionsApp):
         requests = base.query_one(RequestsPane)
         self._selected = requests.followed(frame) or self._selected
         requests.show(frame, self._selected, self._holders_of_cursor())
-        base.query_one(TablePane).show(frame, shown)
+        whole = shown is not None and self._selected == shown[0].request_id and len(shown[0].sequences) > 1
+        base.query_one(TablePane).show(frame, shown, whole=whole)
         base.query_one(TextPane).show(shown)
         base.query_one(EventsPane).show(frame.log)
         base.query_one(InsightPane).show(frame)
-        self._draw_titles(shown)
+        self._draw_titles(shown, whole=whole)
 
     def draw_top(self) -> None:
         if not self.is_running:
@@ -203,7 +205,7 @@ class DashboardApp(ActionsApp):
             base.query_one(selector, StripWidget).show(lines)
         base.query_one(TimelineBar).draw(self._player, width, self._bar_height, self.note_here())
 
-    def _draw_titles(self, shown: Shown | None) -> None:
+    def _draw_titles(self, shown: Shown | None, *, whole: bool) -> None:
         base = self.screen_stack[0]
         titles = dict(PANES)
         of_sequence = f" of {shown[1].sequence_id}" if shown is not None else ""
@@ -211,6 +213,9 @@ class DashboardApp(ActionsApp):
             titles[name] = f"{titles[name]}  {base.query_one(f'#{name}', StripPane).note}".rstrip()
         of_sequence += " (swapped out)" if shown is not None and shown[1].host_table else ""
         titles["table"], titles["text"] = f"Block table{of_sequence}", f"Text{of_sequence}"
+        if whole and shown is not None:
+            what = "Beams" if shown[0].params.beam_width > 1 else "Candidates"
+            titles["table"] = f"{what} of {shown[0].request_id}, side by side"
         titles["host"] = host_title(self._frame.host, base.query_one("#host").size.width)
         block_id, pool = self._block_on_show()
         if block_id is not None:
@@ -298,6 +303,9 @@ class DashboardApp(ActionsApp):
         self._draw()
 
     def on_requests_pane_chosen(self, message: RequestsPane.Chosen) -> None:
+        self.select(message.key)
+
+    def on_table_pane_chosen(self, message: TablePane.Chosen) -> None:
         self.select(message.key)
 
     def select(self, key: str | None) -> None:

@@ -13,9 +13,10 @@ from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.keys import KEYS, key_names
 from kvscope.dashboard.pane import StripPane
-from kvscope.dashboard.panes import EventsPane, RequestsPane, TablePane
+from kvscope.dashboard.panes import EventsPane, RequestsPane
 from kvscope.dashboard.prompt import PromptInput
 from kvscope.dashboard.strips import Part, make_strip, wrap_parts
+from kvscope.dashboard.table_pane import TablePane
 
 _PAST = ("recording", "history")
 _OPTIONS = (

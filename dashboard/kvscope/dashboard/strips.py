@@ -31,6 +31,17 @@ def clip(text: str, width: int, glyphs: Glyphs) -> str:
     return set_cell_size(text, max(width - 1, 0)).rstrip() + glyphs.ellipsis if width > 0 else ""
 
 
+def fit_parts(parts: Sequence[Part], room: int, glyphs: Glyphs) -> list[Part]:
+    """The first of these that fit `room` cells, the last one clipped."""
+    fitted: list[Part] = []
+    for text, style in parts:
+        left = room - measure(fitted)
+        if measure([(text, style)]) > left:
+            return [*fitted, (clip(text, left, glyphs), style)]
+        fitted.append((text, style))
+    return fitted
+
+
 def clip_start(text: str, width: int, glyphs: Glyphs) -> str:
     """The end of `text` that fits `width` cells: what a model wrote last."""
     if cell_len(text) <= width:

@@ -11,7 +11,7 @@ from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.pool_frame import PoolFrame
-from kvscope.dashboard.strips import Part, clip, make_strip, measure, piece_parts, wrap_parts
+from kvscope.dashboard.strips import Part, fit_parts, make_strip, measure, piece_parts, wrap_parts
 from kvscope.dashboard.translation import draw_translation
 from kvscope.events.types import BlockCopied, BlocksReleased, BlocksSwappedOut
 
@@ -155,7 +155,7 @@ def _row_words(
         (" L" + str(logical).ljust(digits), theme.SOFT),
         (f" {glyphs.arrow} ", theme.FAINT),
         (pool.name(block_id).ljust(len(str(max(pool.num_blocks - 1, 0))) + 1), theme.STRONG),
-        (" " + _slots(num_written, block_size, width, glyphs), theme.owner_style(request.owner)),
+        (" " + slot_words(num_written, block_size, width, glyphs), theme.owner_style(request.owner)),
         (" refs ", theme.FAINT),
         (f"{ref_count}", theme.SHARED if ref_count > 1 else theme.SOFT),
         (" ", theme.PLAIN),
@@ -170,20 +170,10 @@ def _row_words(
     first = logical * block_size
     parts.append((" ", theme.PLAIN))
     pieces = piece_parts(sequence.pieces[first : first + num_written], theme.TEXT, glyphs)
-    return parts + _fitted(pieces, width - measure(parts), glyphs)
+    return parts + fit_parts(pieces, width - measure(parts), glyphs)
 
 
-def _fitted(parts: list[Part], room: int, glyphs: Glyphs) -> list[Part]:
-    fitted: list[Part] = []
-    for text, style in parts:
-        left = room - measure(fitted)
-        if measure([(text, style)]) > left:
-            return [*fitted, (clip(text, left, glyphs), style)]
-        fitted.append((text, style))
-    return fitted
-
-
-def _slots(num_written: int, block_size: int, width: int, glyphs: Glyphs) -> str:
+def slot_words(num_written: int, block_size: int, width: int, glyphs: Glyphs) -> str:
     """One glyph per slot; as a fraction where the slots would push the texts out."""
     if block_size > width // 6:
         return f"{num_written:>{len(str(block_size))}}/{block_size}"

@@ -1,0 +1,115 @@
+"""The block table as a pane: of one sequence, or of all candidates of a request side by side."""
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding
+from textual.message import Message
+from textual.strip import Strip
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.candidates import CandidatesDrawing
+from kvscope.dashboard.frames import Frame
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.pane import LazyPane
+from kvscope.dashboard.panes import RequestsPane
+from kvscope.dashboard.selection import Shown
+from kvscope.dashboard.strips import make_strip
+from kvscope.dashboard.table import TableDrawing
+
+
+class TablePane(LazyPane):
+    """One sequence, with a cursor on a token that shows where its keys and values lie; or a whole request."""
+
+    BINDINGS: ClassVar = [
+        Binding("right,l", "token(1)", "next token: where its keys and values lie", show=False),
+        Binding("left,h", "token(-1)", "previous token", show=False),
+        Binding("down,j", "block(1)", "next block", show=False),
+        Binding("up,k", "block(-1)", "previous block", show=False),
+    ]
+
+    class Chosen(RequestsPane.Chosen):
+        """One of the candidates."""
+
+    class TokenPointed(Message):
+        """The cursor is on a token in this block."""
+
+        def __init__(self, block_id: int) -> None:
+            super().__init__()
+            self.block_id = block_id
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._glyphs = glyphs
+        self._frame: Frame | None = None
+        self._shown: Shown | None = None
+        self._drawing: TableDrawing | None = None
+        self._candidates: CandidatesDrawing | None = None  # instead, while a whole request is selected
+        self._whole = False
+        self.token: int | None = None  # a position; it stays when another sequence comes on show, to compare them
+
+    def show(self, frame: Frame, shown: Shown | None, *, whole: bool) -> None:
+        """One sequence's table, or, `whole`, all of its request's side by side."""
+        self._frame, self._shown, self._whole = frame, shown, whole
+        self.redraw()
+
+    def prepare(self, width: int) -> int:
+        self._drawing = self._candidates = None
+        if self._frame is not None and self._shown is not None and self._whole:
+            self._candidates = CandidatesDrawing(self._frame, self._shown[0], self._glyphs, width)
+            return len(self._candidates.strips)
+        if self._frame is not None and self._shown is not None:
+            token = None if self.token is None else min(self.token, self._num_slots - 1)
+            self._drawing = TableDrawing(self._frame, self._shown, self._glyphs, width, token=token)
+        return len(self._drawing) if self._drawing is not None else 1
+
+    def draw_line(self, y: int, width: int) -> Strip:
+        if self._candidates is not None:
+            return self._candidates.strips[y]
+        if self._drawing is None:
+            return make_strip([(" no sequence selected", theme.SOFT)], width)
+        return self._drawing[y]
+
+    @property
+    def _num_slots(self) -> int:
+        if self._frame is None or self._shown is None:
+            return 0
+        return len(self._shown[1].table) * self._frame.pool.block_size
+
+    def action_token(self, step: int) -> None:
+        """Move by tokens; the cursor comes up where the view begins. Beside others, the first or last candidate's."""
+        if self._candidates is not None:
+            self.post_message(self.Chosen(self._candidates.shown[0 if step > 0 else -1].sequence.sequence_id))
+        elif self._num_slots and self._frame is not None:
+            block_size = self._frame.pool.block_size
+            start = min(self.scroll_offset.y * block_size, self._num_slots - 1)
+            self.point(start if self.token is None else min(self.token, self._num_slots - 1) + step)
+
+    def action_block(self, step: int) -> None:
+        """Move by blocks; without a cursor, scroll."""
+        if self.token is None or self._frame is None or self._candidates is not None:
+            self.scroll_relative(y=step, animate=False)
+        else:
+            self.action_token(step * self._frame.pool.block_size)
+
+    def point(self, token: int | None) -> None:
+        """Put the cursor on a position, or take it away."""
+        self.token = None if token is None else min(max(token, 0), self._num_slots - 1)
+        self.redraw()
+        drawing, shown = self._drawing, self._shown
+        if self.token is None or drawing is None or shown is None:
+            return
+        top, height, end = self.scroll_offset.y, self.content_height, drawing.row + drawing.num_below
+        if not top <= drawing.row <= end < top + height:
+            self.scroll_to(y=drawing.row if drawing.row < top else max(end - height + 1, 0), animate=False)
+        self.post_message(self.TokenPointed(shown[1].table[drawing.row]))
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None and self._candidates is not None:
+            self.post_message(self.Chosen(self._candidates.sequence_at(offset.x)))
+        if offset is None or self._drawing is None or self._frame is None:
+            return
+        logical = self._drawing.logical_at(offset.y + self.scroll_offset.y)
+        if logical is not None:
+            self.point(logical * self._frame.pool.block_size)
