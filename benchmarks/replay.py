@@ -1,7 +1,7 @@
 """Opens, seeks, steps back in and plays a recording of a simulated engine, and prints one table.
 
-    python benchmarks/replay.py [--requests 400] [--blocks 10000] [--seqs 64] [--seed 0] [--keep FILE]
-    python benchmarks/replay.py --requests 18600 --blocks 100000 --seqs 256 --keep 10m.mcap     # 10 million events
+    python benchmarks/replay.py [--requests 400] [--blocks 10000] [--seqs 64] [--waiting 100] [--seed 0] [--keep FILE]
+    python benchmarks/replay.py --requests 19500 --blocks 100000 --seqs 256 --keep 10m.mcap     # 10 million events
     python benchmarks/replay.py --recording 10m.mcap
 
 The engine's scheduler and pool make it, without a model (`kvscope simulate`): chats whose prompts begin alike, served
@@ -9,6 +9,10 @@ from the prefix cache, until blocks must be evicted. Figures are of a process th
 audit of the recording running beside it, as in the dashboard. Two rates are told apart: *folded* is how fast events
 become a state when every one of them is applied; *played* is how fast a recording passes by at the highest speed,
 where each picture is an exact state, but only those that are shown are made.
+
+Bytes are those of the whole file, prompts, generated text, checkpoints and indexes included, over the number of events
+of every kind; and over that of the block events alone, which allocate, share, copy, write, reuse, evict, release or
+swap blocks: a written token is one, the token itself is not.
 """
 
 import argparse
@@ -21,16 +25,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgpack
 
 from kvscope.engine.simulation import command
+from kvscope.events import types as ev
 from kvscope.events.codec import encode_batch, encode_state
 from kvscope.events.state import EngineState
 from kvscope.transport.recording import Player, ReplaySource, open_recording
 from kvscope.transport.timetravel.clock import MAX_SPEED
 
+BLOCK_EVENTS = {
+    ev.BlocksAllocated, ev.BlocksShared, ev.BlockCopied, ev.SlotsWritten, ev.BlocksReused, ev.BlocksEvicted,
+    ev.BlocksReleased, ev.BlocksSwappedOut, ev.BlocksSwappedIn, ev.HostBlocksReleased,
+}  # fmt: skip
 FRAMES_PER_S = 15
 CHECKED_FRAMES = 3
 PEER_BATCHES = 200
@@ -41,8 +51,8 @@ def generate(path: Path, args: argparse.Namespace) -> None:
     settings = command.Settings(
         trace=None, synthetic=f"requests={args.requests} rate=0 prompt=400 output=256 prefixes=64 seed={args.seed}",
         num_blocks=args.blocks, block_size=16, max_num_seqs=args.seqs, max_num_batched_tokens=8192, max_model_len=None,
-        prefix_caching=True, max_requests=None, max_waiting=1000, speed=1.0, chunk_size=512, step_us=8000.0,
-        token_us=40.0, context_us=0.066,
+        prefix_caching=True, max_requests=None, max_waiting=args.waiting, speed=1.0, chunk_size=512, step_us=8000.0,
+        token_us=40.0, context_us=0.066, allocator="paged",
     )  # fmt: skip
     command.simulate(settings, record=path, force=True, as_json=False)
 
@@ -70,7 +80,9 @@ def measure(path: Path, args: argparse.Namespace) -> None:
     row("open, and show the last frame", f"{clock() - started:.2f} s")
     num_events = player.index.events_before[player.length]
     row("recording", f"{num_events:,} events, {player.length:,} batches, {len(source.view.state.ref_counts):,} blocks")
-    row("file", f"{path.stat().st_size / 2**20:.1f} MiB, {path.stat().st_size / num_events:.1f} bytes per event")
+    size = path.stat().st_size
+    row("file", f"{size / 2**20:.1f} MiB, {size / num_events:.1f} bytes per event")
+    row("file, per block event", f"{size / num_events / block_event_share(player, rng, args.samples):.1f} bytes")
     row("last frame, again", f"{1e3 * timed(lambda: (player.seek_start(), player.seek_end()), clock):.1f} ms")
     seeks = [timed(lambda: player.seek(rng.randrange(player.length)), clock) for _ in range(args.samples)]
     row("seek anywhere", quantiles(seeks))
@@ -80,12 +92,41 @@ def measure(path: Path, args: argparse.Namespace) -> None:
             player.seek(rng.randrange(player.length // 2, player.length))
             backs += [timed(move, clock) for _ in range(10)]
         row(f"step back {name}", quantiles(backs))
+    look_back(source, rng, clock, args.samples // 10)
     row("resident memory, peak so far", peak())
     play(source)
     player.survey.close()
     fold(player, min(player.length, args.folded), clock)
     row("resident memory, peak", peak())
     source.close()
+
+
+def block_event_share(player: Player, rng: random.Random, samples: int) -> float:
+    """How many of all events are about blocks, from batches taken at random, as many as there are samples."""
+    batches = [player.index.batch(rng.randrange(player.length)) for _ in range(samples)]
+    kinds = [type(event) for batch in batches for event in batch.events]
+    return sum(kind in BLOCK_EVENTS for kind in kinds) / len(kinds)
+
+
+def look_back(source: ReplaySource, rng: random.Random, clock: Callable[[], float], samples: int) -> None:
+    """From moments of the second half: to the last change of any block, to who held it before, to an admission."""
+    player = source.player
+    found: dict[str, list[float]] = {"a block's last change": [], "who held it before": [], "a request's admission": []}
+    for _ in range(samples):
+        here = rng.randrange(player.length // 2, player.length)
+        player.seek(here)
+        block_id = rng.randrange(len(source.view.state.ref_counts))
+        running = [name for name, one in source.view.state.requests.items() if one.status == "running"]
+        looks: list[Callable[[], object]] = [
+            partial(player.back_to_block_change, block_id),
+            partial(player.back_to_block_release, block_id),
+            partial(player.back_to_admission, rng.choice(running or ["r0"])),
+        ]
+        for seconds, look in zip(found.values(), looks, strict=True):
+            seconds.append(timed(look, clock))
+            player.seek(here)
+    for name, seconds in found.items():
+        row(f"look back to {name}", f"{quantiles(seconds)}, longest {max(seconds):.2f} s")
 
 
 def play(source: ReplaySource) -> None:
@@ -150,6 +191,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400, help="about 540 events each")
     parser.add_argument("--blocks", type=int, default=10_000)
     parser.add_argument("--seqs", type=int, default=64, help="running at once")
+    parser.add_argument("--waiting", type=int, default=100, help="in the queue; every state holds their prompts")
     parser.add_argument("--folded", type=int, default=5000, help="batches whose fold is timed")
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

@@ -67,6 +67,12 @@ def test_the_numbers_of_a_moment():
     assert "audited 30%" in lines(draw_playback(MOMENT, USAGE._replace(num_audited=3), UNICODE, 160, 1))[0]
 
 
+def test_a_look_back_under_way_says_how_far_it_is():
+    looking = MOMENT._replace(looked_back=0.345)
+    assert lines(draw_playback(looking, USAGE, UNICODE, 160, 1))[0].startswith(" looking back 34%")
+    assert lines(draw_playback(looking, USAGE, UNICODE, 80, 0))[0].startswith(" looking back 34% ")
+
+
 def test_on_one_line_the_rare_marks_take_the_bars_place():
     drawing = draw_playback(MOMENT._replace(position=1), USAGE, UNICODE, 24, 0)
     (text,) = lines(drawing)

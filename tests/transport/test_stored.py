@@ -268,3 +268,28 @@ def test_unreadable_events_are_counted_as_they_are_met(tmp_path: Path, batches: 
     source.player.seek(150)
     assert (source.view.num_refused_events, read_recording(recorder.path).num_refused_events) == (21, 21)
     source.close()
+
+
+def test_looking_back_finds_on_disk_what_it_finds_in_memory(recorded: Path) -> None:
+    """Where batches are passed over by their bytes, nothing is missed."""
+    stored, whole = (ReplaySource(read(recorded)).player for read in (open_recording, read_recording))
+    rng, found = Random(3), 0
+    for player in (stored, whole):
+        player._walker.rewind()
+    for _ in range(40):
+        place, block_id = rng.randrange(stored.length), rng.randrange(12)
+        request_id = f"r{rng.randrange(1, 12)}"
+        for name, subject in (
+            ("block_change", block_id),
+            ("block_release", block_id),
+            ("admission", request_id),
+            ("preemption", request_id),
+        ):
+            stored.seek(place)
+            whole.seek(place)
+            answer = getattr(stored, f"back_to_{name}")(subject)
+            assert answer == getattr(whole, f"back_to_{name}")(subject)
+            assert stored.place == whole.place
+            found += answer
+    assert found > 40
+    assert stored.looked_back is None

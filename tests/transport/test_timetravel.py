@@ -331,7 +331,7 @@ def test_a_write_beside_a_block_does_not_change_it(stream) -> None:
         params=ev.SamplingParams(),
         sequences=[sequence],
     )
-    matches = changes_block(5, EngineState(info=info, requests={"r9": request}))
+    matches, _ = changes_block(5, EngineState(info=info, requests={"r9": request}))
     for start, stop, expected in ((0, 4, False), (3, 5, True), (7, 8, True), (8, 9, False), (0, 12, True)):
         assert matches(ev.SlotsWritten(sequence_id="r9.0", start=start, stop=stop)) is expected
     assert not matches(ev.SlotsWritten(sequence_id="r8.0", start=4, stop=8))

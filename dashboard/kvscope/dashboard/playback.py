@@ -32,6 +32,7 @@ class Moment(NamedTuple):
     end_ns: int
     speed: float
     note: str = ""  # of the bookmark here
+    looked_back: float | None = None  # while a look back is under way: how much of what lies before is done
 
 
 class Usage(NamedTuple):
@@ -82,6 +83,7 @@ def read_moment(player: Player, note: str = "") -> Moment:
         end_ns=index.times_ns[-1] if len(index) else 0,
         speed=player.speed,
         note=note,
+        looked_back=player.looked_back,
     )
 
 
@@ -194,6 +196,8 @@ def _draw_numbers(moment: Moment, usage: Usage, peak: int, glyphs: Glyphs, width
 
 
 def _state_part(moment: Moment, glyphs: Glyphs, *, brief: bool) -> Part:
+    if moment.looked_back is not None:
+        return f" looking back {moment.looked_back:.0%}", theme.NOTICE
     sign, word = (glyphs.play, "playing") if moment.playing else (glyphs.pause, "paused ")
     return f" {sign}" if brief else f" {sign} {word}", theme.GOOD if moment.playing else theme.NOTICE
 

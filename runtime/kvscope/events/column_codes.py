@@ -62,20 +62,21 @@ class ColumnWriter:
         self._step = step
         self._known: list[tuple[set[type], list[Any]]] = []
 
-    def write(self, values: list[Any], *, is_stepping: bool = False) -> list[Any]:
+    def write(self, values: list[Any], *, is_stepping: bool = False, is_sum: bool = False) -> list[Any]:
         """A short form; the caller does not change `values` later.
 
         With `is_stepping` they mostly grow by one with every step, as positions do: without the step they stay the
-        same from batch to batch, which compresses to nothing.
+        same from batch to batch, which compresses to nothing. With `is_sum` they mostly are as much more than others.
+        All other columns hold each of their values as it is: who looks for one may look for its bytes.
         """
         kinds = set(map(type, values))
-        written = self._write(values, kinds)
+        written = self._write(values, kinds, is_sum=is_sum)
         self._known.append((kinds, values))
         if is_stepping and kinds == {int} and written[0] == Code.VALUES:
             return [Code.STEPPING, [value - self._step for value in values]]
         return written
 
-    def _write(self, values: list[Any], kinds: set[type]) -> list[Any]:
+    def _write(self, values: list[Any], kinds: set[type], *, is_sum: bool) -> list[Any]:
         first = values[0]
         if len(kinds) == 1 and type(first) in _CONSTANTS and values.count(first) == len(values):
             return [Code.ALL, first, len(values)]
@@ -85,7 +86,7 @@ class ColumnWriter:
             for number, known in enumerate(self._known):
                 if known == (kinds, values):
                     return [Code.SAME, number]
-        if kinds == {int}:
+        if is_sum and kinds == {int}:
             for number, (other_kinds, others) in enumerate(self._known):
                 plus = values[0] - others[0] if other_kinds == kinds and len(others) == len(values) else None
                 if plus is not None and all(value - other == plus for value, other in zip(values, others, strict=True)):

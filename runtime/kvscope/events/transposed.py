@@ -31,7 +31,7 @@ MAX_TRANSPOSED_BYTES = 1 << 20  # holds few enough values by itself
 MAX_CELLS = 1_000_000  # values of all columns together
 NO_GROUP = 255
 _FULL_STATE = FullState.__struct_config__.tag  # a batch with one of these is folded in a way of its own
-_STEPPING_FIELDS = ("start",)  # of a written slot: a sequence writes one in every step
+_STEPPING_FIELD, _SUM_FIELD = "start", "stop"  # of a written slot: a sequence writes one in every step
 
 _Group = tuple[str, list[str], list[list[Any]]]
 _decoder = msgspec.msgpack.Decoder(tuple[bytes, Count, str, Count, bytes, list[_Group], list[AnyPlain]])
@@ -57,9 +57,10 @@ def transpose(payload: bytes) -> bytes | None:
     for number, (kind, *names) in enumerate(numbers):
         group = [event for event, member_of in zip(events, order, strict=True) if member_of == number]
         names.remove("type")
-        columns = [
-            writer.write([event[name] for event in group], is_stepping=name in _STEPPING_FIELDS) for name in names
-        ]
+        columns = []
+        for name in names:
+            values = [event[name] for event in group]
+            columns.append(writer.write(values, is_stepping=name == _STEPPING_FIELD, is_sum=name == _SUM_FIELD))
         groups.append((kind, names, columns))
     rest = [event for event, member_of in zip(events, order, strict=True) if member_of == NO_GROUP]
     transposed = msgspec.msgpack.encode((epoch, step, phase, time_ns, order, groups, rest))

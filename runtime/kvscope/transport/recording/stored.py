@@ -134,6 +134,12 @@ class StoredRecording:
             raw = unpack(packed, base_raw)
         return decode_checkpoint(raw)
 
+    def mentions(self, position: int, needles: Sequence[bytes]) -> bool:
+        """Whether the bytes of the batch after `position` others hold one of these; a full state may hold anything."""
+        with self._lock:
+            topic, data = self._kept(position, self.columns.seqs[position])
+        return topic == KEYFRAME_CHANNEL or any(needle in data for needle in needles)
+
     def _unpack_base(self, seq: int) -> bytes:
         if self._base is None or self._base[0] != seq:
             position = bisect_left(self.columns.seqs, seq) + 1

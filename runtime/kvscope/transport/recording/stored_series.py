@@ -90,6 +90,11 @@ class StoredSeries:
         number = bisect_right(self._starts, position) - 1
         return self._parts[number].fold(state, position - self._starts[number])
 
+    def mentions(self, position: int, needles: Sequence[bytes]) -> bool:
+        """As `StoredRecording.mentions`."""
+        number = bisect_right(self._starts, position) - 1
+        return self._parts[number].mentions(position - self._starts[number], needles)
+
     def checkpoint(self, number: int) -> EngineState:
         """The state where `columns.checkpoints[number]` says."""
         part, inside = self._checkpoints[number]

@@ -68,7 +68,7 @@ class _Decoding(Sequence[tuple[int, Batch]]):
     """Batches decoded at every look; what of them cannot be read is counted."""
 
     def __init__(self, seqs: Sequence[int], batches: Sequence[bytes | Batch]) -> None:
-        self._seqs, self._batches = seqs, batches
+        self._seqs, self.kept = seqs, batches
         self.refusals = Refusals()
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class _Decoding(Sequence[tuple[int, Batch]]):
     def __getitem__(self, place: int | slice) -> tuple[int, Batch] | list[tuple[int, Batch]]:
         if isinstance(place, slice):
             return [self[index] for index in range(*place.indices(len(self)))]
-        batch = self._batches[place]
+        batch = self.kept[place]
         if isinstance(batch, bytes):
             batch, num_refused = decode_batch(batch, printable=True)
             self.refusals.add(range(len(self))[place], num_refused)
@@ -119,6 +119,11 @@ class FrozenTrack:
     def fold(self, state: EngineState, position: int) -> EngineState:
         """The state after the batch after `position` others, given the one before it. Raises FoldError."""
         return apply_batch(state, receivable(self.batches[position][1]))
+
+    def mentions(self, position: int, needles: Sequence[bytes]) -> bool:
+        """Whether the bytes of the batch after `position` others hold one of these; a full state may hold anything."""
+        kept = self.batches.kept[position]
+        return not isinstance(kept, bytes) or any(needle in kept for needle in needles)
 
 
 class History:

@@ -12,7 +12,7 @@ from kvscope.transport.timetravel.signposts import Signposts
 from kvscope.transport.timetravel.survey import Survey
 from kvscope.transport.timetravel.track import IndexedTrack, Place, Track, TrackIndex
 from kvscope.transport.timetravel.walker import UnfitBatchError, Walker
-from kvscope.transport.timetravel.watch import Matches, admits, changes_block, lets_go_of, preempts
+from kvscope.transport.timetravel.watch import Watch, admits, changes_block, lets_go_of, preempts
 
 if TYPE_CHECKING:
     from kvscope.transport.recording.bookmarks import Bookmark  # recordings bring their player with them
@@ -166,6 +166,11 @@ class Player:
         """To everything that had happened so long after the engine's start."""
         self.seek(self.index.at_time(time_ns))
 
+    @property
+    def looked_back(self) -> float | None:
+        """How much of what lies before has been looked through by the look back that is under way, from 0 to 1."""
+        return self._signposts.looked_back
+
     # --- life ----------------------------------------------------------------------------------------------------
 
     def start(self, *, at_end: bool = False) -> None:
@@ -207,7 +212,7 @@ class Player:
                 self._go(place)
             return self.place != here
 
-    def _look_back(self, make: Callable[[], Matches]) -> bool:
+    def _look_back(self, make: Callable[[], Watch]) -> bool:
         """Past the event on show, then to the last one that matches; what matches may depend on the state there."""
         with self._changed:
             self._is_playing = False

@@ -1,12 +1,11 @@
 """Where a step leads: the places before and after a moment. Pure lookups; None where there is nothing to go to."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 
 from kvscope.events.notable import notable_places
-from kvscope.events.types import Event
 from kvscope.transport.timetravel.survey import Survey
 from kvscope.transport.timetravel.track import Place, TrackIndex
+from kvscope.transport.timetravel.watch import Watch
 
 
 class Signposts:
@@ -15,6 +14,7 @@ class Signposts:
     def __init__(self, index: TrackIndex, survey: Survey) -> None:
         self._index, self._survey = index, survey
         self.bookmarks: list[Place] = []  # in order
+        self.looked_back: float | None = None
 
     def batch_back(self, here: Place) -> Place | None:
         """The start of the begun batch, else of the last one."""
@@ -64,13 +64,26 @@ class Signposts:
                 return max(places[-1], found or places[-1])
         return found
 
-    def last_event(self, limit: Place, matches: Callable[[Event], bool]) -> Place | None:
-        """Just after the last event that matches, no later than `limit`."""
-        for position in range(min(limit.position, len(self._index) - 1), -1, -1):
-            events = self._index.batch(position).events
-            for event in range(len(events) - 1, -1, -1):
-                if matches(events[event]) and (place := self.after_event(position, event)) <= limit:
-                    return place
+    def last_event(self, limit: Place, watch: Watch) -> Place | None:
+        """Just after the last event that matches, no later than `limit`; `looked_back` tells how far it is."""
+        first = min(limit.position, len(self._index) - 1)
+        try:
+            for position in range(first, -1, -1):
+                self.looked_back = 1 - position / max(first, 1)
+                found = self._last_event_in(position, limit, watch)
+                if found is not None:
+                    return found
+            return None
+        finally:
+            self.looked_back = None
+
+    def _last_event_in(self, position: int, limit: Place, watch: Watch) -> Place | None:
+        if watch.needles and not self._index.mentions(position, watch.needles):
+            return None
+        events = self._index.batch(position).events
+        for event in range(len(events) - 1, -1, -1):
+            if watch.matches(events[event]) and (place := self.after_event(position, event)) <= limit:
+                return place
         return None
 
     def _notable_in(self, position: int) -> list[Place]:

@@ -46,13 +46,14 @@ class IndexedTrack(Track, Protocol):
     """A track whose batches are decoded when somebody looks.
 
     `checkpoint(k)` is the state after `columns.checkpoints[k]` batches; `fold` applies the batch after `position`
-    others to a state, and returns it.
+    others to a state, and returns it. `mentions` is whether the bytes of that batch hold one of these, or may do so.
     """
 
     @property
     def columns(self) -> Columns: ...
     def checkpoint(self, number: int) -> EngineState: ...
     def fold(self, state: EngineState, position: int) -> EngineState: ...
+    def mentions(self, position: int, needles: Sequence[bytes]) -> bool: ...
 
 
 class Place(NamedTuple):
@@ -92,6 +93,10 @@ class TrackIndex:
         if self._indexed is not None:
             return self._indexed.fold(state, position)
         return apply_batch(state, self.batch(position))
+
+    def mentions(self, position: int, needles: Sequence[bytes]) -> bool:
+        """Whether that batch may say one of these; False is certain."""
+        return self._indexed is None or self._indexed.mentions(position, needles)
 
     def num_events(self, position: int) -> int:
         """Of the batch after place `position`."""

@@ -1,6 +1,9 @@
 """Reverse watchpoints: which events a look back stops at. Pure."""
 
 from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
 
 from kvscope.events import types as ev
 from kvscope.events.state import EngineState, FullState
@@ -9,7 +12,14 @@ from kvscope.events.types import Event
 Matches = Callable[[Event], bool]
 
 
-def changes_block(block_id: int, state: EngineState) -> Matches:
+class Watch(NamedTuple):
+    """What a look back stops at: a batch whose bytes hold none of `needles` has no such event, and is not decoded."""
+
+    matches: Matches
+    needles: tuple[bytes, ...] = ()  # none: every batch may have one
+
+
+def changes_block(block_id: int, state: EngineState) -> Watch:
     """Events that change who points at a block, or what is written in it.
 
     For a look back from `state`. Writes name a sequence, not a block; but back to the last change of a table, which
@@ -28,10 +38,10 @@ def changes_block(block_id: int, state: EngineState) -> Matches:
             return True
         return block_id in getattr(event, "block_ids", ())
 
-    return matches
+    return Watch(matches, _needles(block_id, "engine_started", "full_state", *first_positions))
 
 
-def lets_go_of(block_id: int) -> Matches:
+def lets_go_of(block_id: int) -> Watch:
     """Events in which somebody stopped pointing at a block: who held it before."""
 
     def matches(event: Event) -> bool:
@@ -39,12 +49,26 @@ def lets_go_of(block_id: int) -> Matches:
             return event.source_block == block_id
         return isinstance(event, ev.BlocksReleased) and block_id in event.block_ids
 
-    return matches
+    return Watch(matches, _needles(block_id))
 
 
-def admits(request_id: str) -> Matches:
-    return lambda event: isinstance(event, ev.RequestAdmitted) and event.request_id == request_id
+def admits(request_id: str) -> Watch:
+    return _about(request_id, ev.RequestAdmitted)
 
 
-def preempts(request_id: str) -> Matches:
-    return lambda event: isinstance(event, ev.RequestPreempted) and event.request_id == request_id
+def preempts(request_id: str) -> Watch:
+    return _about(request_id, ev.RequestPreempted)
+
+
+def _about(request_id: str, kind: type[ev.RequestAdmitted | ev.RequestPreempted]) -> Watch:
+    return Watch(
+        lambda event: isinstance(event, kind) and event.request_id == request_id,
+        _needles(request_id),
+    )
+
+
+def _needles(*values: int | str) -> tuple[bytes, ...]:
+    """As they are written; none where a text may have been made printable: it is another one in the file then."""
+    if any(isinstance(value, str) and not value.isascii() for value in values):
+        return ()
+    return tuple(msgspec.msgpack.encode(value) for value in values)
