@@ -31,11 +31,11 @@ def record(lab, path: Path, batches: list[Batch], **options: object) -> list[Pat
     assert isinstance(recorder, SeriesRecorder)
     for seq, batch in enumerate(batches):
         state = apply_batch(state, copy.deepcopy(batch))
+        current = recorder._recorders[-1]
+        size = current.num_file_bytes
         recorder.record(seq, batch.time_ns, encode_batch(batch), batch, state)
         if seq % 40 == 0:
-            lab.wait_until(lambda: recorder.num_queued_bytes == 0)
-            size = recorder._recorders[-1].num_file_bytes
-            lab.wait_until(lambda size=size: recorder._recorders[-1].num_file_bytes > size)
+            lab.wait_until(lambda current=current, size=size: current.num_file_bytes > size)
     recorder.close()
     assert recorder.error is None
     return sorted(path.parent.glob("run.*.mcap"))
