@@ -90,6 +90,33 @@ def test_beams_are_the_same_under_preemption_and_a_small_budget(real_engine: Any
         check_beams(request, reference_beams(tiny, prompt, params))
 
 
+def test_beams_preempted_between_each_others_offers_are_the_undisturbed_ones(fake_engine: Any) -> None:
+    """A budget of fewer tokens than there are beams: some have offered their candidates when all lose their blocks."""
+    params = SamplingParams(beam_width=4, max_tokens=8, ignore_eos=True)
+    prompt = [5, 6, 7, 8, 9]
+
+    def hypotheses(**changes: Any) -> tuple[Any, int]:
+        fixture = fake_engine(block_size=2, prefix_caching=True, **changes)
+        scheduler, preempt, cut_short = fixture.engine.scheduler, fixture.engine.scheduler._preempt, []
+
+        def look(victim: Any, *rest: Any) -> None:
+            cut_short.append(bool(victim.search.candidates))
+            preempt(victim, *rest)
+
+        scheduler._preempt = look
+        requests = [fixture.engine.submit("", params, f"r{number}", [*prompt, number]) for number in range(3)]
+        fixture.run()
+        return [[(s.generated, s.score) for s in r.sequences] for r in requests], sum(cut_short)
+
+    undisturbed, _ = hypotheses(num_blocks=200, max_num_seqs=12)
+    disturbed = 0
+    for num_blocks, budget in itertools.product((19, 20, 21, 22, 24), range(2, 8)):
+        found, num_cut_short = hypotheses(num_blocks=num_blocks, max_num_seqs=12, max_num_batched_tokens=budget)
+        assert found == undisturbed
+        disturbed += num_cut_short
+    assert disturbed > 3
+
+
 def test_common_history_is_shared_and_copied_only_where_beams_part(fake_engine: Any) -> None:
     """A full block is never copied; after every step each beam holds what its history says."""
     fixture = fake_engine(num_blocks=40, max_model_len=64)

@@ -64,6 +64,60 @@ def test_what_candidates_share_is_moved_once_and_shared_again(fake_engine: Any) 
     fixture.run()
 
 
+def test_what_a_swapped_out_request_waits_for_is_what_it_takes_when_it_comes_back(fake_engine: Any) -> None:
+    """Also of beams, which share more than their prompt, and where others hold the same prompt's blocks."""
+    compared = set()
+    for seed in range(30):
+        rng = random.Random(seed)
+        fixture = fake_engine(
+            num_blocks=16, num_host_blocks=60, preemption="swap", prefix_caching=True, max_num_seqs=20
+        )
+        wishes = [{"n": 1}, {"n": 3, "temperature": 1.0}, {"beam_width": 3}]
+        for number in range(5):
+            submit(fixture, f"r{number}", rng.randint(4, 10), max_tokens=rng.randint(4, 10), **rng.choice(wishes))
+        fixture.run(checked=False)
+        needed: dict[str, int] = {}
+        for batch in fixture.sink.batches:
+            came_back = {e.sequence_id.rpartition(".")[0] for e in batch.events if isinstance(e, ev.BlocksSwappedIn)}
+            for request_id in came_back & needed.keys():
+                assert needed[request_id] == len(blocks_taken(batch, request_id)), f"seed {seed}, {request_id}"
+                compared.add((seed, request_id))
+            needed.update({e.request_id: e.needed for e in batch.events if isinstance(e, ev.RequestWaiting)})
+            for event in batch.events:
+                if isinstance(event, ev.RequestAdmitted) or getattr(event, "kind", "blocks") != "blocks":
+                    needed.pop(event.request_id, None)
+    assert len(compared) > 20
+
+
+def blocks_taken(batch: Any, request_id: str) -> set[int]:
+    """Distinct blocks that a plan gave to one request's sequences."""
+    taken: set[int] = set()
+    for event in batch.events:
+        if getattr(event, "sequence_id", "").startswith(f"{request_id}."):
+            if isinstance(event, ev.BlocksSwappedIn | ev.BlocksAllocated):
+                taken.update(event.block_ids)
+            elif isinstance(event, ev.BlockCopied):
+                taken.add(event.target_block)
+    return taken
+
+
+def test_what_came_back_from_the_host_is_indexed_from_its_first_block_on(fake_engine: Any) -> None:
+    """While it was away, all that it left in the prefix cache was evicted."""
+    fixture = fake_engine(num_blocks=6, num_host_blocks=6, preemption="swap", prefix_caching=True)
+    fixture.engine.submit("", SamplingParams(max_tokens=16, ignore_eos=True), "a", [1] * 8)
+    victim = fixture.engine.submit("", SamplingParams(max_tokens=8, ignore_eos=True), "b", [9] * 8)
+    fixture.run()
+    assert victim.num_preemptions == 1
+    assert [event.host_block_ids for event in events(fixture, ev.BlocksSwappedIn)] == [[0, 1, 2]]
+    evicted = {block_id for event in events(fixture, ev.BlocksEvicted) for block_id in event.block_ids}
+    left_behind = {block_id for event in events(fixture, ev.BlocksSwappedOut) for block_id in event.cached_block_ids}
+    assert left_behind
+    assert left_behind <= evicted
+    fixture.engine.submit("", SamplingParams(max_tokens=1), "c", [9] * 9)
+    fixture.run()
+    assert events(fixture, ev.PrefixLookup)[-1].num_hit_tokens == 8
+
+
 def test_a_full_host_pool_leaves_recomputation_and_says_so(fake_engine: Any) -> None:
     fixture = fake_engine(num_blocks=4, num_host_blocks=1, preemption="swap")
     submit(fixture, "a", 7, max_tokens=6)

@@ -48,9 +48,9 @@ class PagedAdmission:
         self._policy = policy
 
     def worst_case_blocks(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        """Full blocks of the prompt are common to all candidates."""
+        """Full blocks of the prompt are common to all candidates; with one candidate that cancels out."""
         num_positions = min(num_prompt_tokens + params.max_tokens, self._max_model_len) - 1
-        shared = num_prompt_tokens // self._pool.block_size if params.num_sequences > 1 else 0
+        shared = num_prompt_tokens // self._pool.block_size
         return shared + params.num_sequences * (self._pool.blocks_for(num_positions) - shared)
 
     def obstacle(self, request: Request, running: Sequence[Request]) -> WaitingReason | None:
@@ -92,9 +92,8 @@ class PagedAdmission:
         """Prefix hits on held blocks cost nothing; a hit on a cached one takes it out of what is available."""
         if self._prefixes is None or request.swapped_out:
             return 0
-        alive = request.alive_sequences()
-        limit = alive[0].num_tokens if len(alive) == 1 else request.fork_at
-        match = self._prefixes.match(alive[0], limit, request.params.cache_salt)
+        lead = request.alive_sequences()[0]
+        match = self._prefixes.match(lead, request.fork_at, request.params.cache_salt)
         return sum(not self._pool.is_cached(block_id) for block_id in match.block_ids)
 
     def _blocks_to_run(self, request: Request) -> int:
@@ -103,7 +102,7 @@ class PagedAdmission:
             limits = [(sequence, request.compute_limit(sequence)) for sequence in request.active_sequences()]
             return self._swapper.blocks_needed(limits)
         alive = request.alive_sequences()
-        shared = request.fork_at // self._pool.block_size if len(alive) > 1 else 0
+        shared = request.fork_at // self._pool.block_size
         if all(sequence.num_tokens == request.fork_at for sequence in alive):
             return self._pool.blocks_for(request.fork_at)
         return shared + sum(self._pool.blocks_for(sequence.num_tokens) - shared for sequence in alive)

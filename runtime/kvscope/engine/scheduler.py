@@ -199,10 +199,11 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
     def _forget_computed(self, victim: Request, fork_at: int) -> None:
-        """Give up every block; later everything is computed from position 0, once as far as it is common."""
-        victim.forked, victim.fork_at = False, fork_at
-        if victim.search is not None:
-            victim.search.candidates.clear()
+        """Give up every block; later everything is computed from position 0, once as far as it is common.
+
+        Beams that have offered their candidates in this search step offer them again, before those that have not.
+        """
+        victim.fork_at = fork_at
         for sequence in victim.sequences:
             self.tables.release(sequence)
 
