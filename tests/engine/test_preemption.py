@@ -268,6 +268,16 @@ def test_watermark_leaves_room_to_grow(fake_engine: Any) -> None:
     fixture.run()
 
 
+def test_where_less_than_the_watermark_is_free_nothing_is(fake_engine: Any) -> None:
+    fixture = fake_engine(num_blocks=4, admission="watermark")
+    submit(fixture, "a", 15, max_tokens=2)
+    submit(fixture, "b", 1, max_tokens=1)
+    fixture.engine.step()
+    (waiting,) = events(fixture, ev.RequestWaiting)
+    assert (waiting.request_id, waiting.kind, waiting.needed, waiting.available) == ("b", "watermark", 1, 0)
+    fixture.run()
+
+
 def test_a_lone_request_may_take_the_watermark_too(fake_engine: Any) -> None:
     fixture = fake_engine(num_blocks=4, admission="watermark")
     submit(fixture, "a", 14, max_tokens=3)

@@ -355,13 +355,13 @@ def test_what_the_worst_case_leaves_is_told_also_when_it_is_nothing(fake_engine:
 
 
 def test_written_positions_that_are_common_count_once() -> None:
-    def request(*computed: int, forked: bool = True) -> Any:
+    def request(*computed: int) -> Any:
         sequences = [
             Sequence(f"r.{i}", i, [1], num_computed=n, block_table=[i] if n else []) for i, n in enumerate(computed)
         ]
-        return SimpleNamespace(forked=forked, sequences=sequences)
+        return SimpleNamespace(sequences=sequences)
 
-    assert count_written_positions(request(5, 0, forked=False), 9) == 5
+    assert count_written_positions(request(5, 0), 9) == 5
     assert count_written_positions(request(8, 10), 6) == 6 + 2 + 4
     assert count_written_positions(request(8, 7), 9) == 8
     assert count_written_positions(request(0, 0), 6) == 0

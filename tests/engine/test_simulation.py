@@ -1,6 +1,7 @@
 """Traces through the engine without a model: what is read, what is refused, and that the figures are right."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvscope.engine.simulation import command
 from kvscope.engine.simulation.synthetic import Synthetic, make_trace, parse_synthetic
 from kvscope.engine.simulation.trace import Trace, TraceError
 from kvscope.engine.simulation.trace_files import read_trace
+from kvscope.events import types as ev
 from kvscope.transport.recording import Recording, read_recording
 
 MOONCAKE = """\
@@ -44,7 +46,6 @@ def settings(**changes: Any) -> command.Settings:
         "max_num_batched_tokens": 512,
         "max_model_len": None,
         "prefix_caching": True,
-        "allocator": "paged",
         "max_requests": None,
         "max_waiting": 1_000,
         "speed": 1.0,
@@ -229,6 +230,38 @@ def test_the_same_trace_with_reserved_maxima(tmp_path: Path, capsys: pytest.Capt
     assert totals["steps"].b > totals["steps"].a
     assert totals["waited_reservation_s"].a == 0 < totals["waited_reservation_s"].b
     assert totals["waited_fragmentation_s"].b > 0
+
+
+def test_outputs_end_as_in_the_trace_whatever_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is asked for is what a contiguous allocator reserves; a paged one does the same steps as without."""
+    changes = {"synthetic": "requests=40 rate=50 prompt=100 output=30", "num_blocks": 400, "prefix_caching": False}
+    exact, known = simulate(capsys, tmp_path / "known.mcap", **changes)
+    longest = max(outputs(known).values())
+    paged, asked = simulate(capsys, tmp_path / "asked.mcap", max_tokens=longest, **changes)
+    assert outputs(asked) == outputs(known)
+    assert (paged["steps"], paged["duration_s"]) == (exact["steps"], exact["duration_s"])
+    assert reasons(asked) == {"stop", "length"}
+    for reserved, max_tokens in ((1.0, None), (1.5, longest)):
+        contiguous, run = simulate(
+            capsys, tmp_path / "c.mcap", allocator="contiguous", max_tokens=max_tokens, **changes
+        )
+        assert outputs(run) == outputs(known)
+        assert contiguous["mean_unwritten_slots"] > reserved * 2 * exact["mean_unwritten_slots"]
+    _, cut = simulate(capsys, tmp_path / "cut.mcap", max_tokens=20, **changes)
+    assert outputs(cut) == {name: min(count, 20) for name, count in outputs(known).items()}
+    assert reasons(known) == {"length"}
+
+
+def outputs(recording: Recording) -> dict[str, int]:
+    """How many tokens each sequence got."""
+    counts: Counter[str] = Counter()
+    for _, batch in recording.batches:
+        counts.update(e.sequence_id for e in batch.events if isinstance(e, ev.TokensGenerated))
+    return counts
+
+
+def reasons(recording: Recording) -> set[str]:
+    return {e.reason for _, batch in recording.batches for e in batch.events if isinstance(e, ev.SequenceFinished)}
 
 
 def test_idle_time_passes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """The host pool's arithmetic: what is announced is what is taken."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvscope.engine.block_pool import BlockPool
@@ -22,6 +22,7 @@ def compute(tables: BlockTables, sequence: Sequence, stop: int) -> None:
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
     more=st.lists(st.integers(0, 6), min_size=4, max_size=4),
 )
+@example(num_common=BLOCK_SIZE - 1, lengths=[0, 0, 0], more=[1, 0, 0, 0])  # one of three writes into what they share
 def test_coming_back_takes_the_blocks_that_were_announced(num_common: int, lengths: list[int], more: list[int]) -> None:
     """Candidates with a common history, each a bit longer; some compute on when they are back, some do not."""
     events: list[Event] = []

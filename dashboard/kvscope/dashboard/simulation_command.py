@@ -32,6 +32,10 @@ def simulate(
     enable_prefix_caching: flags.EnablePrefixCaching = True,
     allocator: flags.Allocator = "paged",
     max_requests: Annotated[int | None, typer.Option(help="Only the first N of the file.", metavar="N")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="What every request asks for, ending as in the trace; just that unless set.", metavar="N"),
+    ] = None,
     max_waiting: Annotated[
         int, typer.Option(help="Requests in the queue; later ones wait outside of it.", metavar="N")
     ] = 1_000,
@@ -78,6 +82,7 @@ def simulate(
                 prefix_caching=enable_prefix_caching,
                 allocator=allocator,
                 max_requests=max_requests,
+                max_tokens=max_tokens,
                 max_waiting=max_waiting,
                 speed=speed,
                 chunk_size=hash_chunk,

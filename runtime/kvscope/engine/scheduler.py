@@ -210,8 +210,6 @@ class Scheduler:
 
 def count_written_positions(request: Request, num_common: int) -> int:
     """Positions with KV over all sequences; the first `num_common` count once."""
-    if not request.forked:
-        return max(sequence.num_computed for sequence in request.sequences)
     holders = [sequence for sequence in request.sequences if sequence.block_table]
     return min(num_common, max((s.num_computed for s in holders), default=0)) + sum(
         max(sequence.num_computed - num_common, 0) for sequence in holders

@@ -37,8 +37,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_model_len: int | None
     prefix_caching: bool
-    allocator: AllocatorName
+    allocator: AllocatorName = "paged"
     max_requests: int | None
+    max_tokens: int | None = None
     max_waiting: int
     speed: float
     chunk_size: int
@@ -53,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("--max-num-seqs", self.max_num_seqs, 1, 1 << 20),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 1 << 30),
             ("--max-model-len", self.max_model_len, 2, 2 * MAX_TOKENS),
+            ("--max-tokens", self.max_tokens, 1, MAX_TOKENS),
             ("--max-requests", self.max_requests, 1, 1 << 40),
             ("--max-waiting", self.max_waiting, 1, 1 << 30),
             ("--speed", self.speed, 1 / MAX_SPEED, MAX_SPEED),
@@ -88,7 +90,9 @@ def simulate(
             per_token_ns=round(settings.token_us * 1000),
             per_context_token_ns=round(settings.context_us * 1000),
         )
-        simulation = Simulation(trace, make_info(settings, trace), sink, cost, settings.max_waiting)
+        simulation = Simulation(
+            trace, make_info(settings, trace), sink, cost, settings.max_waiting, max_tokens=settings.max_tokens
+        )
         started, started_cpu = time.perf_counter(), time.process_time()
         interrupted = _run(simulation, recorder)
         summary = summarize(simulation, real_s=time.perf_counter() - started, cpu_s=time.process_time() - started_cpu)
@@ -125,7 +129,7 @@ def make_info(settings: Settings, trace: Trace) -> EngineInfo:
         vocab_size=trace.vocab_size,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=settings.max_model_len or trace.longest,
+        max_model_len=settings.max_model_len or trace.longest(settings.max_tokens),
         seed=0,
         kvscope_version=version("kvscope"),
         prefix_caching=use_prefix_caching(settings.prefix_caching, settings.allocator),

@@ -21,17 +21,33 @@ _CHOICE = Choice(GENERATED_TOKEN, 0.0)
 
 
 class SimulatedRunner:
-    """Computes nothing, and takes its time on the virtual clock."""
+    """Computes nothing, and takes its time on the virtual clock.
 
-    def __init__(self, clock: VirtualClock, cost: StepCost) -> None:
+    `ends` are sequences that will end before they have all the tokens they ask for: how long each is just before.
+    """
+
+    def __init__(self, clock: VirtualClock, cost: StepCost, end_token: int) -> None:
         self._clock, self._cost = clock, cost
+        self._end = Choice(end_token, 0.0)
+        self.ends: dict[str, int] = {}
 
     def swap(self, to_host: Sequence[BlockCopy], from_host: Sequence[BlockCopy]) -> None:
         pass
 
     def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, Any]:
         self._clock.advance(self._cost.of(extents))
-        return {sequence.sequence_id: _CHOICE for sequence, _, stop in extents if stop == sequence.num_tokens}
+        return {
+            sequence.sequence_id: self._end if self._ends_at(sequence.sequence_id, stop) else _CHOICE
+            for sequence, _, stop in extents
+            if stop == sequence.num_tokens
+        }
+
+    def _ends_at(self, sequence_id: str, length: int) -> bool:
+        """Forgets who ends."""
+        if self.ends.get(sequence_id) != length:
+            return False
+        del self.ends[sequence_id]
+        return True
 
 
 class SimulatedTokenizer:
@@ -47,17 +63,29 @@ class SimulatedTokenizer:
 class Simulation:
     """An engine on a virtual clock, and who arrives when."""
 
-    def __init__(self, trace: Trace, info: EngineInfo, sink: EventSink, cost: StepCost, max_waiting: int) -> None:
-        self.trace, self._max_waiting = trace, max_waiting
+    def __init__(
+        self,
+        trace: Trace,
+        info: EngineInfo,
+        sink: EventSink,
+        cost: StepCost,
+        max_waiting: int,
+        *,
+        max_tokens: int | None = None,
+    ) -> None:
+        """Every request asks for `max_tokens`, unless None, and ends as in the trace if that is sooner."""
+        self.trace, self._max_waiting, self._max_tokens = trace, max_waiting, max_tokens
         self._clock = VirtualClock()
         self._num_arrived = 0
         self.meter = Meter(sink)
+        self._runner = SimulatedRunner(self._clock, cost, trace.end_token)
         self.engine = Engine(
             info,
-            SimulatedRunner(self._clock, cost),
+            self._runner,
             SimulatedTokenizer(),
             self.meter,
             choose=lambda draws: [draw.logits for draw in draws],  # the runner's word is final
+            eos_token_ids=frozenset({trace.end_token}),
             clock_ns=self._clock,
             check_when_idle=False,  # O(pool), and a simulation may be idle between any two requests
         )
@@ -93,8 +121,9 @@ class Simulation:
 
     def _submit(self, number: int) -> None:
         token_ids, request_id = self.trace.prompt_token_ids(number), f"r{number + 1}"
+        num_output = self.trace.num_output_tokens(number)
         params = SamplingParams(
-            max_tokens=self.trace.num_output_tokens(number), temperature=0.0, ignore_eos=True, seed=0
+            max_tokens=self._max_tokens or num_output, temperature=0.0, ignore_eos=self._max_tokens is None, seed=0
         )
         try:
             request = self.engine.submit(f"{len(token_ids)} tokens", params, request_id, token_ids)
@@ -102,3 +131,5 @@ class Simulation:
             self.meter.refused(str(error))
         else:
             self.meter.submitted(request, int(self.trace.arrivals_ns[number]))
+            if num_output < params.max_tokens:
+                self._runner.ends[f"{request_id}.0"] = len(token_ids) + num_output - 1

@@ -71,14 +71,18 @@ class Trace:
         self.arrivals_ns = np.rint(self.arrivals_ns / factor).astype(np.int64)
 
     @property
-    def vocab_size(self) -> int:
-        """One more than the highest token id in it."""
+    def end_token(self) -> int:
+        """Ends an output that is shorter than what was asked for; in no prompt."""
         return self._first_unshared + len(self)
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest request, prompt and output."""
-        return int((self._prompts + np.maximum(self._outputs, 1)).max())
+    def vocab_size(self) -> int:
+        return self.end_token + 1
+
+    def longest(self, max_tokens: int | None) -> int:
+        """Tokens of the longest request, prompt and output, or prompt and what every request asks for."""
+        outputs = np.maximum(self._outputs, 1) if max_tokens is None else max_tokens
+        return int((self._prompts + outputs).max())
 
     @property
     def num_without_output(self) -> int:
