@@ -11,7 +11,7 @@ import torch
 from numba.core import event
 
 from kvscope.kernels.backend import get_backend
-from kvscope.kernels.huge_pages import huge_zeros
+from kvscope.kernels.huge_pages import HUGE_PAGE_BYTES, _whole_pages, collapse, huge_zeros
 from kvscope.kernels.numba_backend import CompilationNotice, plan_tiles
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
@@ -119,3 +119,17 @@ def test_memory_in_huge_pages_is_like_any_other(shape, dtype):
     last = cache[-1].clone()
     del cache
     assert last.equal(expected[-1])
+
+
+def test_memory_moved_to_large_pages_keeps_its_contents():
+    tensor = torch.arange(3_000_001, dtype=torch.int32)
+    before, address = tensor.clone(), tensor.data_ptr()
+    collapse([(address + 4, 4 * 3_000_000), (1 << 30, 8 << 20)])  # at the second there is nothing
+    assert tensor.equal(before)
+    assert tensor.data_ptr() == address
+
+
+def test_large_pages_that_touch_are_asked_for_at_once():
+    page = HUGE_PAGE_BYTES
+    areas = [(9 * page, 1), (page + 5, page), (3 * page - 1, 2), (5 * page, page)]
+    assert _whole_pages(areas) == [(page, 4 * page), (5 * page, 6 * page), (9 * page, 10 * page)]

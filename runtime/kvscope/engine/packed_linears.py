@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from kvscope.kernels.huge_pages import collapse
+
 # Rows that oneDNN is told to expect. At 64 its order is as good for 1 and for 2,048 rows as one made for those.
 EXPECTED_ROWS = 64
 # A smaller weight is quicker as it is: a call of the operator takes 15 us more than torch's own.
@@ -40,6 +42,10 @@ class PackedLinear(nn.Module):
         """A copy in the usual order, for the odd model that looks at it."""
         weight: Tensor = self._packed.to_dense()
         return weight
+
+    def memory(self) -> tuple[int, int]:
+        """Address and number of bytes of the packed weight."""
+        return torch.ops.mkldnn.data_ptr(self._packed), self._packed.numel() * self._packed.dtype.itemsize
 
     def forward(self, rows: Tensor) -> Tensor:
         """`[..., in_features]` -> `[..., out_features]`."""
@@ -118,13 +124,18 @@ def pack_linears(model: nn.Module, calls: list[Call]) -> None:
     dtypes = {layer.weight.dtype for layer, _ in calls}
     usable = {dtype: operators_work(dtype) for dtype in dtypes}
     done: set[nn.Linear] = set()
+    memory: list[tuple[int, int]] = []
     for layers in siblings(calls):
         weights = [layer.weight for layer in layers if layer not in done and usable[layer.weight.dtype]]
         if len(weights) == len(layers) and sum(weight.numel() for weight in weights) >= MIN_ELEMENTS:
             done.update(layers)
-            for layer, packed in zip(layers, _packed(layers), strict=True):
+            fused, replacements = _packed(layers)
+            if hasattr(torch.ops.mkldnn, "data_ptr"):
+                memory.append(fused.memory())
+            for layer, packed in zip(layers, replacements, strict=True):
                 parent, _, attribute = names[layer].rpartition(".")
                 setattr(model.get_submodule(parent), attribute, packed)
+    collapse(memory)
 
 
 def siblings(calls: list[Call]) -> list[list[nn.Linear]]:
@@ -145,10 +156,11 @@ def operators_work(dtype: torch.dtype) -> bool:
     return torch.allclose(output.float(), linear(rows.float(), weight.float(), bias.float()), rtol=2e-2, atol=1e-2)
 
 
-def _packed(layers: list[nn.Linear]) -> list[Any]:
-    """Their replacements, in the same order."""
+def _packed(layers: list[nn.Linear]) -> tuple[PackedLinear, list[Any]]:
+    """Their common multiplication, and their replacements in the same order."""
     if len(layers) == 1:
-        return [PackedLinear(layers[0].weight, layers[0].bias)]
+        alone = PackedLinear(layers[0].weight, layers[0].bias)
+        return alone, [alone]
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     fused = PackedLinear(torch.cat([layer.weight.detach() for layer in layers]), torch.cat(biases) if biases else None)
     shared = _Shared(fused, len(layers))
@@ -156,4 +168,4 @@ def _packed(layers: list[nn.Linear]) -> list[Any]:
     for index, layer in enumerate(layers):
         parts.append(LinearPart(shared, index, start, start + layer.out_features))
         start += layer.out_features
-    return parts
+    return fused, parts
