@@ -429,7 +429,7 @@ async def test_a_pasted_text_of_several_lines_stays_one_prompt():
         prompt = app.query_one(PromptInput)
         prompt.focus()
         prompt.post_message(events.Paste("one\ntwo \x1b[31mred"))
-        await until(pilot, lambda: prompt.value == "one two ␛[31mred", "paste")
+        await until(pilot, lambda: prompt.value == "one\ntwo ␛[31mred", "paste")
 
 
 async def test_cancel_acts_on_the_selected_request():

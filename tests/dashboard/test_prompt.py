@@ -1,13 +1,18 @@
 """The prompt line between sessions, and the completion of options."""
 
+import contextlib
 import stat
+from pathlib import Path
 
 import pytest
 from test_app import live, running, screen_text, until
 from textual import events
+from textual._xterm_parser import XTermParser
 
+from kvscope.dashboard.editor import EditorError, edit_text
 from kvscope.dashboard.prompt import PromptInput, complete_option
 from kvscope.dashboard.prompt_history import MAX_PROMPTS, PromptHistory
+from kvscope.dashboard.terminal_driver import TerminalDriver
 from kvscope.dashboard.themed import Look
 
 
@@ -86,6 +91,83 @@ async def test_prompts_are_recalled_in_the_next_session_and_scripts_are_not(tmp_
         assert app.query_one(PromptInput).value == "first"
 
 
+async def test_a_prompt_of_several_lines_grows_is_sent_and_recalled(tmp_path):
+    source = live(num_steps=1)
+    async with running(source, (80, 24), look=Look(prompts=tmp_path / "prompts.jsonl")) as (app, pilot):
+        prompt = app.query_one(PromptInput)
+        await pilot.press("i", *"one", "ctrl+j", *"two", "alt+enter", "enter")
+        await until(pilot, lambda: source.control.calls, "sent")
+        assert source.control.calls[0][1][0] == "one\ntwo"
+        await pilot.press("up")
+        await until(pilot, lambda: prompt.value == "one\ntwo\n" and prompt.size.height == 3, "all of it")
+        await pilot.press("backspace", "up", "up")
+        assert prompt.value == "one\ntwo\n"  # through the lines to the history's first, which is this one
+        await pilot.press("down")
+        assert prompt.value == ""  # the draft
+        prompt.value = "\n".join("x" * 20)
+        await until(pilot, lambda: prompt.size.height == 6, "no more than this")
+        prompt.value = ""
+        await until(pilot, lambda: prompt.size.height == 1, "and small again")
+
+
+def editor(tmp_path, monkeypatch, lines):
+    """A program that is the user's editor; it leaves the file's mode and name beside itself."""
+    path = tmp_path / "an editor"
+    path.write_text(f"#!/bin/sh\nstat -c %a \"$2\" > '{tmp_path}/mode'\necho \"$2\" > '{tmp_path}/name'\n{lines}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("VISUAL", f"'{path}' --wait")
+    return path
+
+
+def test_the_editor_gets_the_text_in_a_file_of_the_users_alone(tmp_path, monkeypatch):
+    editor(tmp_path, monkeypatch, "printf 'two \\033[31m' >> \"$2\"")
+    assert edit_text("one\n") == "one\ntwo ␛[31m"
+    assert (tmp_path / "mode").read_text() == "600\n"
+    assert not Path((tmp_path / "name").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ("exit 3", "ended with status 3"),
+        ('rm "$2"', "No such file"),
+        ("printf '\\377' > \"$2\"", "not UTF-8"),
+    ],
+)
+def test_an_editor_that_fails_is_one_clear_line(tmp_path, monkeypatch, lines, problem):
+    editor(tmp_path, monkeypatch, lines)
+    with pytest.raises(EditorError, match=problem):
+        edit_text("one")
+    assert not Path((tmp_path / "name").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize(("visual", "problem"), [("/nowhere/vim", "No such file"), ("'vim", "no command line")])
+def test_an_editor_that_is_none_is_one_clear_line(monkeypatch, visual, problem):
+    monkeypatch.setenv("VISUAL", visual)
+    with pytest.raises(EditorError, match=problem):
+        edit_text("one")
+
+
+async def test_without_a_terminal_of_its_own_there_is_no_editor():
+    async with running(live(num_steps=1)) as (app, pilot):
+        await pilot.press("i", "x", "ctrl+o")
+        await until(pilot, lambda: "cannot be handed over" in screen_text(app), "the notice")
+        assert app.query_one(PromptInput).value == "x"
+
+
+async def test_what_the_editor_leaves_is_the_prompt(tmp_path, monkeypatch):
+    editor(tmp_path, monkeypatch, 'echo two >> "$2"')
+    async with running(live(num_steps=1)) as (app, pilot):
+        monkeypatch.setattr(app, "suspend", contextlib.nullcontext)
+        await pilot.press("ctrl+o")
+        prompt = app.query_one(PromptInput)
+        await until(pilot, lambda: prompt.value == "two" and prompt.has_focus, "its text")
+        editor(tmp_path, monkeypatch, "exit 1")
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "ended with status 1" in screen_text(app), "the notice")
+        assert prompt.value == "two"
+
+
 def test_the_file_is_the_users_alone_and_bounded(tmp_path):
     path = tmp_path / "new" / "prompts.jsonl"
     history = PromptHistory(path)
@@ -111,3 +193,11 @@ def test_what_is_in_the_file_is_not_trusted(tmp_path):
     PromptHistory(tmp_path / "link").add("x")  # never through a link, and never an error
     assert not (tmp_path / "elsewhere").exists()
     PromptHistory(path / "below" / "a-file").add("x")
+
+
+@pytest.mark.parametrize("sent", ["\n", "\x1b\r", "\x1b[13;2u", "\x1b[13;3u"])
+def test_terminals_have_several_ways_to_ask_for_another_line(sent):
+    (keys,) = [binding.key for binding in PromptInput.BINDINGS if binding.action == "newline"]
+    assert TerminalDriver  # its module teaches Textual one of them
+    parser = XTermParser()
+    assert {event.key for event in [*parser.feed(sent), *parser.feed("")]} <= set(keys.split(","))

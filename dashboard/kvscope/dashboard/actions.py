@@ -10,7 +10,7 @@ from textual.dom import DOMNode
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Input
+from textual.widgets import Input, TextArea
 
 from kvscope.dashboard.bookmarking import BookmarkingApp
 from kvscope.dashboard.breakpoints_screen import BreakpointsScreen
@@ -34,7 +34,7 @@ _REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("\w+"\)')
 MAX_COPIED = 100_000  # characters; terminals drop much longer ones
 # Actions whose keys have another meaning in a line of text; and those that must not reach below a dialogue.
 _MOVING = ("pane", "focus_prompt", "filter", "rewind", "end")
-_BELOW = (*_MOVING, "go")
+_BELOW = (*_MOVING, "go", "edit_prompt")
 _NEEDS = {parse(key.action)[1:]: key.needs for key in KEYS}  # by action and its parameters
 _NEEDS_OF_ALL = {name: needs for (name, _), needs in reversed(_NEEDS.items())}
 
@@ -139,7 +139,7 @@ class ActionsApp(BookmarkingApp):
         """Keys that cannot work here are neither offered nor caught; what is typed into a line is text."""
         if action in _BELOW and len(self.screen_stack) > 1:
             return False
-        if action in _MOVING and isinstance(self.focused, Input):
+        if action in _MOVING and isinstance(self.focused, Input | TextArea):
             return False
         name = "pane" if action == "go" else action  # the function keys'
         return self._can(_NEEDS.get((name, parameters), _NEEDS_OF_ALL.get(name, "")))

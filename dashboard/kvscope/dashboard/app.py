@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
-from textual.app import ComposeResult
+from textual.app import ComposeResult, SuspendNotSupported
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
@@ -14,6 +14,7 @@ from textual.message import Message
 from kvscope.dashboard.actions import ActionsApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.copies import DEVICE, HOST
+from kvscope.dashboard.editor import EditorError, edit_text
 from kvscope.dashboard.filter_screen import FilterChanged, FilterScreen
 from kvscope.dashboard.filters import blocks_of, request_of, sequence_of
 from kvscope.dashboard.footer import KeyFooter
@@ -361,6 +362,20 @@ class DashboardApp(ActionsApp):
 
     def action_focus_prompt(self) -> None:
         self.screen.set_focus(self.query_one(PromptBar).input)
+
+    def action_edit_prompt(self) -> None:
+        """The terminal is the editor's until it ends; the engine goes on."""
+        prompt = self.query_one(PromptBar).input
+        try:
+            with self.suspend():
+                text = edit_text(prompt.value)
+        except SuspendNotSupported:
+            self.tell("no editor here: this terminal cannot be handed over", severity="warning")
+        except EditorError as error:
+            self.tell(str(error), severity="error")
+        else:
+            prompt.value = text
+            self.action_focus_prompt()
 
     def action_leave_prompt(self) -> None:
         self.query_one("#grid").focus()

@@ -57,7 +57,7 @@ def draw_help(glyphs: Glyphs, width: int, focused: str | None = None) -> list[St
 def _place(name: str, width: int) -> list[Strip]:
     title, about = _ABOUT[name]
     if name == "prompt":
-        rows = [*_of(PromptInput.BINDINGS), ("Enter", "send"), ("", about)]
+        rows = [*_of(PromptInput.BINDINGS), ("", about)]
     else:
         keys = _PANE_KEYS.get(name, StripPane)
         rows = [*_of(keys.BINDINGS), ("", about)]

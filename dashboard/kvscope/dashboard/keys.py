@@ -50,6 +50,7 @@ KEYS = (
     Key("right_square_bracket", "move('next_notable')", "notable", f"To the next {NOTABLE}", "recording"),
     Key("t", "go_to", "go to", "To a step number, or a time such as 12.5s", "recording"),
     Key("i", "focus_prompt", "prompt", "Write a prompt", "engine", priority=True),
+    Key("ctrl+o", "edit_prompt", "editor", "Write the prompt in your own editor: $VISUAL or $EDITOR", "engine", False),
     Key("slash", "filter", "filter", "Filter the requests, or the events where they have the focus"),
     Key("p", "toggle_pause", "pause", "Pause or resume the engine", "engine"),
     Key("n,full_stop", "step", "step", "One batch forward in the past; one step of a paused engine", "steps"),

@@ -1,4 +1,4 @@
-"""The prompt line: text with trailing options, checked before it leaves, with a history."""
+"""The prompt: text with trailing options, checked before it leaves, with a history."""
 
 import os.path
 import re
@@ -12,10 +12,10 @@ from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
-from textual.suggester import Suggester
-from textual.widgets import Input, Static
-from textual.widgets.input import Selection
+from textual.widgets import Static, TextArea
+from textual.widgets.text_area import Selection
 
+from kvscope.dashboard.editor import printable_lines
 from kvscope.dashboard.prompt_history import PromptHistory
 from kvscope.events.options import OPTION_NAMES, OptionError, split_prompt
 from kvscope.events.text import make_printable
@@ -36,80 +36,108 @@ def complete_option(line: str) -> str | None:
     return line + completed[len(found[1]) :] if found is not None and len(completed) > len(found[1]) else None
 
 
-class _OptionSuggester(Suggester):
-    """Shows, faintly, what Tab would complete."""
+class PromptInput(TextArea):
+    """Up and down recall what was submitted, now and in earlier sessions; Tab completes an option; it grows by lines.
 
-    async def get_suggestion(self, value: str) -> str | None:
-        return complete_option(value)
-
-
-class PromptInput(Input):
-    """A one-line input: up and down recall what was submitted, now and in earlier sessions; Tab completes an option.
-
-    Keys act in the order they arrive, also when a terminal delivers many at once: the line is handed to `submit`, which
+    Keys act in the order they arrive, also when a terminal delivers many at once: the text is handed to `submit`, which
     takes it or leaves it, before the key after Enter is looked at.
     """
 
     BINDINGS: ClassVar = [
-        Binding("up", "recall(-1)", "earlier prompt"),
-        Binding("down", "recall(1)", "later prompt"),
+        Binding("enter", "submit", "send"),
+        Binding("ctrl+j,alt+enter,shift+enter", "newline", "another line"),
+        Binding("up", "recall(-1)", "earlier prompt", show=False),
+        Binding("down", "recall(1)", "later prompt", show=False),
         Binding("tab", "complete", "complete an option; else the next pane"),
         Binding("escape", "app.leave_prompt", "to the grid"),
     ]
 
     def __init__(self, placeholder: str, submit: Callable[[str], None]) -> None:
-        super().__init__(placeholder=placeholder, id="prompt", compact=True, select_on_focus=False)
+        super().__init__(
+            id="prompt", compact=True, placeholder=placeholder, highlight_cursor_line=False, tab_behavior="focus"
+        )
         self._submit = submit
-        self.suggester = _OptionSuggester(case_sensitive=True)
         self._kept: PromptHistory | None = None
-        self.history: list[str] = []
+        self.earlier: list[str] = []
         self._place = 0
         self._draft = ""
+
+    @property
+    def value(self) -> str:
+        return self.text
+
+    @value.setter
+    def value(self, text: str) -> None:
+        """With the cursor at its end."""
+        self.text = text
+        self.move_cursor(self.document.end)
 
     def keep_in(self, kept: PromptHistory) -> None:
         """Recall from, and add to, what is kept between sessions."""
         self._kept = kept
-        self.history = [*kept.load(), *self.history]
-        self._place = len(self.history)
+        self.earlier = [*kept.load(), *self.earlier]
+        self._place = len(self.earlier)
 
     def remember(self, line: str) -> None:
         if self._kept is not None:
             self._kept.add(line)
-        if not self.history or self.history[-1] != line:
-            self.history.append(line)
-        self._place, self._draft = len(self.history), ""
+        if not self.earlier or self.earlier[-1] != line:
+            self.earlier.append(line)
+        self._place, self._draft = len(self.earlier), ""
+
+    def update_suggestion(self) -> None:
+        """Shows, faintly, what Tab would complete."""
+        completed = self._completed()
+        self.suggestion = completed[len(self.value) :] if completed is not None else ""
 
     async def on_key(self, event: events.Key) -> None:
         """Run a key of this input here and now: the app would get to it only after the letters that follow it."""
         bound = None if event.is_printable else self.screen.active_bindings.get(event.key)
         if bound is not None and bound.node is self:
             event.stop()
+            event.prevent_default()
             await self.run_action(bound.binding.action)
 
-    async def action_submit(self) -> None:
+    def action_submit(self) -> None:
         self._submit(self.value)
 
+    def action_newline(self) -> None:
+        self.replace("\n", *self.selection)
+
     def action_recall(self, step: int) -> None:
-        if self._place == len(self.history):
+        """In a text of several lines the arrow keys move in it first."""
+        is_last = self.navigator.is_first_wrapped_line if step < 0 else self.navigator.is_last_wrapped_line
+        if not is_last(self.cursor_location):
+            (self.action_cursor_up if step < 0 else self.action_cursor_down)()
+            return
+        if self._place == len(self.earlier):
             self._draft = self.value
-        self._place = min(max(self._place + step, 0), len(self.history))
-        self.value = self.history[self._place] if self._place < len(self.history) else self._draft
-        self.cursor_position = len(self.value)
+        self._place = min(max(self._place + step, 0), len(self.earlier))
+        self.value = self.earlier[self._place] if self._place < len(self.earlier) else self._draft
 
     def action_complete(self) -> None:
-        completed = complete_option(self.value) if self.cursor_position == len(self.value) else None
+        completed = self._completed()
         if completed is None:
             self.screen.focus_next()
-            return
-        self.value = completed
-        self.cursor_position = len(completed)
+        else:
+            self.value = completed
+
+    def _completed(self) -> str | None:
+        return complete_option(self.value) if self.cursor_location == self.document.end else None
 
     def on_paste(self, event: events.Paste) -> None:
-        """Keep every pasted line: line breaks become spaces, what a terminal would obey becomes visible."""
+        """Keep every pasted line; what a terminal would obey becomes visible."""
         event.prevent_default()
         event.stop()
-        text = make_printable(" ".join(event.text.splitlines()))
-        self.replace(text, *sorted(self.selection))
+        self.replace(printable_lines(event.text), *sorted(self.selection))
+
+    def point_at(self, word: str) -> None:
+        """Select its last occurrence."""
+        start = self.value.rfind(word) if word else -1
+        if start >= 0:
+            self.focus()
+            at = self.document.get_location_from_index
+            self.selection = Selection(at(start), at(start + len(word)))
 
 
 class PromptBar(Vertical):
@@ -153,11 +181,11 @@ class PromptBar(Vertical):
         line.update(Content(f"   {make_printable(message)}" if message else ""))
         line.display = message is not None
 
-    def on_input_changed(self, event: Input.Changed) -> None:
+    def on_text_area_changed(self, event: TextArea.Changed) -> None:
         event.stop()
         if self.input.value != self._noted:  # else the news is older than the note
             self.note(None)
-        if event.value:
+        if self.input.value:
             self.post_message(self.Typed())
 
     def submit(self, line: str, *, is_typed: bool = True) -> None:
@@ -165,7 +193,7 @@ class PromptBar(Vertical):
         try:
             text, params = split_prompt(line, self._defaults)
         except OptionError as error:
-            self._point_at(error.word)
+            self.input.point_at(error.word)
             self.note(str(error))
             return
         if not text:
@@ -173,16 +201,10 @@ class PromptBar(Vertical):
             return
         if is_typed:
             self.input.remember(line)
-        with self.prevent(Input.Changed):
+        with self.prevent(TextArea.Changed):
             self.input.value = ""
         self.note(None)
         self.post_message(self.Submitted(line, text, params))
-
-    def _point_at(self, word: str) -> None:
-        start = self.input.value.rfind(word) if word else -1
-        if start >= 0:
-            self.input.focus()
-            self.input.selection = Selection(start, start + len(word))
 
 
 def describe_params(params: SamplingParams) -> str:

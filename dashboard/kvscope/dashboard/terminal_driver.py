@@ -12,12 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO, Any, cast
 
+from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.drivers.linux_driver import LinuxDriver
+from textual.keys import Keys
 from textual.message import Message
 from textual.messages import TerminalSupportsSynchronizedOutput
 
+# Alt+Enter, from terminals that have no other way to say it: another line of a prompt.
+cast("dict[str, tuple[Keys, ...]]", ANSI_SEQUENCES_KEYS)["\x1b\r"] = (Keys.ControlJ,)
 QUESTION = "\x1b[?2026$p"  # do you know synchronised updates? Textual asks the same once
 MAX_ON_THE_WAY = 16_000  # characters for which no receipt has come: 64 ms at 250 kB/s
 PATIENCE_S = 2.0  # for a receipt; terminals come and go under tmux and the like
