@@ -1,10 +1,13 @@
 """The reader thread: looks at the view at a fixed rate and posts a frame when something has changed."""
 
 import threading
+import time
 from collections.abc import Callable
 
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.transport.source import View
+
+MIN_REST = 0.25  # of an interval, between two looks
 
 
 class FramePump:
@@ -48,6 +51,7 @@ class FramePump:
             self._thread.join(timeout=2)
 
     def _run(self) -> None:
+        due = time.monotonic()
         while not self._stop.is_set():
             self._shown.wait()
             view = self._view
@@ -58,7 +62,10 @@ class FramePump:
                 self._shown.clear()
                 if not self._post(frame) or isinstance(frame, Exception):
                     return
-            self._stop.wait(self._interval_s)
+            # The making of a frame is part of its interval; a machine that is too slow for the rate gets to breathe.
+            now = time.monotonic()
+            due = max(due + self._interval_s, now + MIN_REST * self._interval_s)
+            self._stop.wait(due - now)
 
     def _build(self, view: View) -> Frame | Exception:
         try:
