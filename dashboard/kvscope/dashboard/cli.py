@@ -6,7 +6,7 @@ Heavy modules (torch above all) are imported inside the command that needs them:
 
 import contextlib
 import errno
-import importlib.metadata
+import gc
 import io
 import os
 import signal
@@ -21,6 +21,7 @@ import typer
 
 from kvscope.dashboard import engine_commands, flags, recording_commands, simulation_command
 from kvscope.dashboard.errors import CommandError, ExitCode, one_line
+from kvscope.dashboard.terminal import YOUNG_OBJECTS
 from kvscope.events.text import make_printable
 
 app = typer.Typer(
@@ -47,6 +48,8 @@ for command in (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        import importlib.metadata  # loads the email package
+
         print(f"kvscope {importlib.metadata.version('kvscope')}")
         raise typer.Exit
 
@@ -267,6 +270,7 @@ def main() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the life of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a narrow encoding must not end a run
+    gc.set_threshold(YOUNG_OBJECTS)  # loading modules makes half a million objects, and no garbage
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     sys.exit(run_command_line(sys.argv[1:]))
