@@ -62,7 +62,8 @@ class Auditor:
         """Check and fold one event of a batch whose header has been applied with `begin_batch`."""
         found = check_event(self.state, event)
         self.state = apply_event(self.state, event)
-        keep_first(self.findings, found)
+        if found:
+            keep_first(self.findings, found)
         return found
 
     def finish_batch(self) -> list[Finding]:
@@ -89,7 +90,8 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
         case ev.BlocksAllocated():
             messages = [(2, f"P{b} handed out while held") for b in event.block_ids if _refs(state, b) > 0]
             messages += [(2, f"P{b} handed out while cached") for b in event.block_ids if _is_cached(state, b)]
-            messages += [(2, f"P{b} handed out twice") for b, n in Counter(event.block_ids).items() if n > 1]
+            if len({*event.block_ids}) < len(event.block_ids):
+                messages += [(2, f"P{b} handed out twice") for b, n in Counter(event.block_ids).items() if n > 1]
             messages += _check_run(state, event)
         case ev.BlockCopied():
             messages = _check_copy(state, event)

@@ -149,7 +149,8 @@ class View:
         entries = []
         for event in batch.events:
             # The sentence of an event needs the state right after it, so events are observed one by one.
-            keep_first(self.findings, self._auditor.observe_event(event))
+            if found := self._auditor.observe_event(event):
+                keep_first(self.findings, found)
             sentence = describe(event, self._auditor.state)
             if sentence is not None:
                 entries.append(LogEntry(seq, batch.step, batch.phase, batch.time_ns, event, sentence))
