@@ -60,6 +60,11 @@ def strips_of(app):
     return app.screen._compositor.render_strips()
 
 
+def is_asking(app, dialogue: type) -> bool:
+    """Whether this dialogue is there, and hears the next key."""
+    return isinstance(app.screen, dialogue) and app.focused is not None
+
+
 def screen_text(app) -> str:
     return "\n".join(strip.text for strip in strips_of(app))
 
@@ -630,13 +635,16 @@ async def test_breakpoints_are_chosen_shown_and_cleared():
     source = live(num_steps=2)
     async with running(source, (80, 24)) as (app, pilot):
         await pilot.press("P")
-        await until(pilot, lambda: isinstance(app.screen, BreakpointsScreen) and "copy-on-write" in screen_text(app))
-        await pilot.press("space", "down", "down", "space", "tab", "1", "2", "1", "enter")
+        await until(pilot, lambda: is_asking(app, BreakpointsScreen) and "[ ] copy-on-write" in screen_text(app))
+        await pilot.press("space", "down", "down", "space", "tab")
+        marks = {"[x] copy-on-write", "[ ] preemption", "[x] eviction", "[ ] refusal"}  # told without a colour
+        await until(pilot, lambda: all(mark in screen_text(app) for mark in marks), "what is marked")
+        await pilot.press("1", "2", "1", "enter")
         chosen = Breakpoints(events=("copy-on-write", "eviction"), free_below=121)
         await until(pilot, lambda: source.control.calls == [("break", chosen)], "what was asked")
         await until(pilot, lambda: source.view.state.breakpoints == chosen, "the engine says so")
         await pilot.press("P")
-        await until(pilot, lambda: isinstance(app.screen, BreakpointsScreen), "the choice again")
+        await until(pilot, lambda: is_asking(app, BreakpointsScreen), "the choice again")
         assert app.screen.query_one(SelectionList).selected == ["copy-on-write", "eviction"]
         assert app.screen.query_one("#breakpoints Input", Input).value == "121"
         await pilot.press("x")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from dashboard_story import EPOCH, crowded_engine
-from test_app import recording_of, running, screen_text, until
+from test_app import is_asking, recording_of, running, screen_text, until
 from test_view_recorder import TappedSource
 
 from kvscope.dashboard.bookmarks import BookmarkList, NoteScreen
@@ -25,7 +25,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def write_note(app, pilot, note: str) -> None:
     await pilot.press("m")
-    await until(pilot, lambda: isinstance(app.screen, NoteScreen), "the question")
+    await until(pilot, lambda: is_asking(app, NoteScreen), "the question")
     await pilot.press(*note, "enter")
     await until(pilot, lambda: not isinstance(app.screen, NoteScreen), "the answer")
 
@@ -41,6 +41,7 @@ async def test_a_marked_moment_is_notable_and_is_there_next_time(state_dir: Path
         await until(pilot, lambda: source.player.survey.num_audited == source.player.length, "the survey")
         kinds = source.player.survey.kinds
         quiet = max(position for position in range(2, len(kinds)) if not any(kinds[position - 1 :]))
+        await asyncio.to_thread(source.player.pause)
         await asyncio.to_thread(source.player.seek, quiet)
         await write_note(app, pilot, "look here")
         await until(pilot, lambda: "⚑ look here" in screen_text(app), "the note")
@@ -55,7 +56,7 @@ async def test_a_marked_moment_is_notable_and_is_there_next_time(state_dir: Path
         await pilot.press("end", "left_square_bracket")
         await until(pilot, lambda: "⚑ look here" in screen_text(app), "the note")
         await pilot.press("m")
-        await until(pilot, lambda: isinstance(app.screen, NoteScreen))
+        await until(pilot, lambda: is_asking(app, NoteScreen))
         await pilot.press(*["backspace"] * len("look here"), "enter")
         await until(pilot, lambda: again.player.marks == [], "taken away")
 
@@ -77,7 +78,7 @@ async def test_while_it_is_recorded_it_goes_into_the_recording(tmp_path: Path, m
 async def test_esc_marks_nothing(state_dir: Path):
     async with running(long_recording(), (80, 24)) as (app, pilot):
         await pilot.press("end", "m")
-        await until(pilot, lambda: isinstance(app.screen, NoteScreen))
+        await until(pilot, lambda: is_asking(app, NoteScreen))
         await pilot.press("x", "escape")
         await until(pilot, lambda: not isinstance(app.screen, NoteScreen))
         assert app._player.marks == []
@@ -120,7 +121,7 @@ async def test_a_bookmark_without_a_note_can_be_taken_away():
 async def test_a_pasted_note_is_made_printable_before_it_is_shown_or_kept(state_dir: Path):
     async with running(long_recording(), (160, 45)) as (app, pilot):
         await pilot.press("m")
-        await until(pilot, lambda: isinstance(app.screen, NoteScreen), "the question")
+        await until(pilot, lambda: is_asking(app, NoteScreen), "the question")
         app.screen.query_one("#note").value = "evil \u202etxt\x1b]0;title\x07"
         await pilot.press("enter")
         await until(pilot, lambda: "evil" in screen_text(app) and not isinstance(app.screen, NoteScreen), "the note")

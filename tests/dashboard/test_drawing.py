@@ -240,6 +240,13 @@ def test_bar_tells_written_reserved_and_free_by_glyph():
     assert "".join(text for text, _ in draw_bar(pool, UNICODE, 24)) == "■" * 12 + "□" * 4 + "·" * 8
 
 
+def test_bar_does_not_pass_cached_blocks_off_as_free():
+    pool = build_pool(4, (1, 0, 0, 0), (2, 4, 4, 0), ())
+    assert "".join(text for text, _ in draw_bar(pool, UNICODE, 16)) == "■■□□" + UNICODE.cached * 8 + "·" * 4
+    crowded = build_pool(4, (1,) * 98 + (0,) * 2, (4,) * 97 + (2, 4, 0), ())
+    assert "".join(text for text, _ in draw_bar(crowded, UNICODE, 8)) == "■" * 6 + "□" + UNICODE.cached
+
+
 def test_bar_shows_a_little_of_anything_that_is_there():
     pool = build_pool(16, (1,) + (0,) * 9999, (1,) + (0,) * 9999, ())
     assert "".join(text for text, _ in draw_bar(pool, UNICODE, 20)) == "■□" + "·" * 18

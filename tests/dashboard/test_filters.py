@@ -2,6 +2,7 @@
 
 import pytest
 from dashboard_story import StorySource, candidates_batches, crowded_engine
+from textual.events import Key
 from textual.widgets import Input
 
 from kvscope.dashboard.filter_screen import FilterScreen
@@ -49,6 +50,19 @@ def test_a_query_has_words_and_fields():
 def test_what_cannot_be_meant_is_refused_with_the_fields(text):
     with pytest.raises(FilterError, match="kind:copy block:3"):
         parse_query(text)
+
+
+@pytest.mark.parametrize("kind", ["copy", "cow", "copied", "copy-on-write"])
+def test_a_copy_is_found_by_what_people_call_it(kind):
+    source = ListSource(candidates_batches(4))
+    source.start()
+    found = filter_log(tuple(source.view.log), parse_query(f"kind:{kind}"))
+    assert [kind_of(entry.event) for entry in found] == ["block_copied"]
+
+
+def test_a_kind_that_there_is_not_is_refused_with_some_that_there_are():
+    with pytest.raises(FilterError, match="no event is called quux; some are: copy"):
+        parse_query("kind:quux")
 
 
 def test_events_by_kind_request_and_text_are_those_that_a_plain_look_finds():
@@ -180,6 +194,16 @@ async def test_events_are_filtered_where_they_have_the_focus():
         await type_filter(app, pilot, *"kind:preempt", "enter")
         pane = app.query_one(EventsPane)
         await until(pilot, lambda: " preempted" in pane.text() and "wrote" not in pane.text(), "only preemptions")
+
+
+async def test_keys_that_come_in_one_go_all_go_into_the_filter():
+    """As from a slow line: the second key opens the filter, and every later one is for it."""
+    async with running(crowded_view(), (120, 36)) as (app, pilot):
+        for word in ("copy", "wrote"):
+            for key in ("5", "slash", "ctrl+u", *word, "enter"):
+                app.post_message(Key(key, key if len(key) == 1 else None))
+            events = app.query_one(EventsPane)
+            await until(pilot, lambda: events.filter_text == word and len(app.screen_stack) == 1, word)  # noqa: B023
 
 
 async def test_enter_on_an_event_goes_to_its_moment_block_and_request():

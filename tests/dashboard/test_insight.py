@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from dashboard_story import StoryEngine, StorySource, crowded_engine
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvscope.analysis.ledger import Bookkeeper, Ledger, Maximum, Saved
 from kvscope.dashboard import frames as frames_module
@@ -15,7 +17,7 @@ from kvscope.dashboard.charts import AXIS_WIDTH, draw_bars, draw_stack, share_ou
 from kvscope.dashboard.frames import FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.header import format_bytes
-from kvscope.dashboard.insight import draw_insight
+from kvscope.dashboard.insight import chart_scale, draw_history, draw_insight
 from kvscope.dashboard.insight_pane import InsightPane
 from kvscope.dashboard.series import Sample, Series, fold_samples, take_sample
 from kvscope.dashboard.theme import GOOD
@@ -73,21 +75,40 @@ def sample_at(seconds: float, step: int, tokens: int = 0, free: int = 1) -> Samp
 def test_columns_show_the_end_of_their_time_and_leave_open_what_nobody_saw():
     samples = [sample_at(0, 0), sample_at(1, 1, 10), sample_at(2, 2, 30), sample_at(8, 99, 900)]
     columns = fold_samples(samples, 8)
+    assert [c.step_ns for c in columns] == [5, 5, None, None, None, None, None, 5]
     assert [c.sample and c.sample.step for c in columns] == [1, 2, None, None, None, None, None, 99]
     assert columns[0].tokens_per_s == pytest.approx(10)
     assert columns[1].tokens_per_s == pytest.approx(20)
     assert columns[7].tokens_per_s is None  # from a moment that nobody saw
     slow = [sample_at(0, 0), sample_at(0.5, 1), sample_at(8, 2)]  # one step took long: nothing was missed
     assert [c.sample.step for c in fold_samples(slow, 4)] == [1, 1, 1, 2]
+    idle = [sample_at(0, 0), sample_at(1, 1, 10), sample_at(8, 1, 10)]
+    assert [(c.tokens_per_s, c.step_ns) for c in fold_samples(idle, 8)] == [(10, 5)] + [(0, None)] * 7
     assert fold_samples(samples[:1], 3) == [(None, None, None)] * 3
 
 
-def test_cells_are_shared_out_by_size_and_nothing_disappears():
-    assert share_out([10, 20, 10, 0, 0], 8) == [2, 4, 2, 0, 0]
-    assert share_out([1, 1_000, 0, 0, 3], 6) == [1, 4, 0, 0, 1]
-    assert share_out([0, 0], 5) == [0, 0]
-    for parts in ([5, 3, 9, 1, 1], [1, 1, 1, 1, 1], [7, 0, 0, 0, 1]):
-        assert sum(share_out(parts, 5)) == 5
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=5), st.integers(1, 60))
+def test_cells_are_shared_out_true_to_scale(parts, cells):
+    counts = share_out(parts, cells)
+    assert sum(counts) == (cells if any(parts) else 0)
+    for part, count in zip(parts, counts, strict=True):
+        assert abs(count * sum(parts) - part * cells) < sum(parts) or not any(parts)  # never a whole cell wrong
+
+
+def test_the_chart_is_as_high_as_what_is_used():
+    """Ten blocks of a large pool are to be seen, and the axis says what they are ten of."""
+
+    def used(slots: int) -> Sample:
+        return Sample(0, 0, 0, slots, 0, 0, 32_768 - slots, 0, 0)
+
+    assert [chart_scale([used(1), used(most)]) for most in (1, 64, 65, 160, 16_384, 16_385, 32_768)] == [
+        64, 64, 128, 256, 16_384, 32_768, 32_768,
+    ]  # fmt: skip
+    samples = [used(160)._replace(time_ns=time_ns) for time_ns in (0, 10**9)]
+    lines = [strip.text for strip in draw_history(samples, UNICODE, 140, 8)]
+    assert "in slots, the lowest 256 of 32,768" in lines[0]
+    assert lines[1].split()[0] == "256"
+    assert [line[AXIS_WIDTH] for line in lines[8:0:-1]] == [UNICODE.written] * 5 + [UNICODE.free] * 3
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
@@ -141,11 +162,12 @@ def test_the_comparison_shows_where_the_pool_ends():
     ledger = Ledger(
         num_blocks=6, block_size=4, num_requests=2, held=4, written_slots=13, maximum=Maximum(48, 1), saved=Saved()
     )
-    blocks, maxima, verdict = (strip.text for strip in draw_comparison(ledger, UNICODE, 75))
+    blocks, maxima, *verdict = (strip.text for strip in draw_comparison(ledger, UNICODE, 75))
     inside = blocks.count("■") + blocks.count("□") + blocks.count("·")
     assert abs(inside * 2 - maxima.count("■") - maxima.count("□")) <= 1  # the maxima are twice the pool
     assert blocks.count("■") == maxima.count("■")
-    assert "of 2 running, 1 would fit with maxima reserved; in blocks 2, and 1.0 more" in verdict
+    told = "with maxima reserved 1 of the 2 requests would fit; in blocks all do, and 1.0 more like them"
+    assert " ".join(verdict).split() == told.split()
     assert "no request runs" in text_of(draw_comparison(Ledger(num_blocks=6), UNICODE, 75))
 
 

@@ -74,7 +74,7 @@ def test_keys_of_ones_own_may_use_what_the_user_has_freed():
     assert list(clashing_keys({})) == []
     assert list(clashing_keys({"pause": "f", "freeze": "p"})) == []
     assert list(clashing_keys({"help": "q"})) == [("q", ["quit", "help"])]
-    assert [key for key, _ in clashing_keys({"copy": "?"})] == ["question_mark"]
+    assert [key for key, _ in clashing_keys({"copy": "?"})] == ["?"]
 
 
 def test_the_theme_follows_the_terminal_unless_it_is_named(monkeypatch):

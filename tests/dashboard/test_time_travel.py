@@ -5,7 +5,7 @@ import threading
 import pytest
 from dashboard_story import StorySource, candidates_batches, crowded_engine
 from rich.cells import cell_len
-from test_app import recording_of, running, screen_text, until
+from test_app import is_asking, recording_of, running, screen_text, until
 
 from kvscope.dashboard.frames import Behind, FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE
@@ -177,7 +177,7 @@ async def test_go_to_a_step_and_a_time():
     source = ReplaySource(recording_of(batches + engine.run(12)))
     async with running(source) as (app, pilot):
         await pilot.press("end", "t")
-        await until(pilot, lambda: isinstance(app.screen, GoToScreen))
+        await until(pilot, lambda: is_asking(app, GoToScreen))
         await pilot.press("x", "enter")
         assert isinstance(app.screen, GoToScreen)
         await pilot.press("backspace", "3", "enter")

@@ -7,7 +7,7 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.charts import share_out
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.header import format_bytes
-from kvscope.dashboard.strips import Part, make_strip
+from kvscope.dashboard.strips import Part, make_strip, wrap_parts
 
 LABEL_WIDTH = 32
 _COLUMNS = (("slots", 9), ("blocks", 9), ("bytes", 10), ("requests", 10))
@@ -72,15 +72,19 @@ def draw_comparison(ledger: Ledger, glyphs: Glyphs, width: int) -> list[Strip]:
         (glyphs.bar_reserved * (reach - written), theme.BAD if maximum.slots > pool else theme.NOTICE),
         (glyphs.bar_free * (room - reach), theme.FAINT),
     ]
-    return [make_strip(blocks, width), make_strip(reserved, width), make_strip(_verdict(ledger), width)]
+    return [make_strip(blocks, width), make_strip(reserved, width), *_draw_verdict(ledger, width)]
 
 
-def _verdict(ledger: Ledger) -> list[Part]:
+def _draw_verdict(ledger: Ledger, width: int) -> list[Strip]:
     number, fitting = ledger.num_requests, ledger.maximum.num_fitting
     more = ledger.more_requests((ledger.num_blocks - ledger.held) * ledger.block_size)
     style = theme.NOTICE if fitting < number else theme.TEXT
-    verdict: Part = (f" of {number} running, {fitting} would fit with maxima reserved", style)
-    return [verdict, (f"; in blocks {number}, and {more:,.1f} more", theme.SOFT)]
+    words: list[Part] = [
+        (f"with maxima reserved {fitting} of the {_count(number, 'request')} would fit; ", style),
+        (f"in blocks all do, and {more:,.1f} more like them", theme.SOFT),
+    ]
+    indent = make_strip([(" ", theme.PLAIN)])
+    return [Strip.join([indent, line]) for line in wrap_parts(words, max(width - 1, 8))]
 
 
 def _count(number: int, thing: str) -> str:

@@ -14,6 +14,7 @@ from textual.message import Message
 from kvscope.dashboard.actions import ActionsApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.copies import DEVICE, HOST
+from kvscope.dashboard.dialogue import open_dialogue
 from kvscope.dashboard.editor import EditorError, edit_text
 from kvscope.dashboard.filter_screen import FilterChanged, FilterScreen
 from kvscope.dashboard.filters import blocks_of, request_of, sequence_of
@@ -294,10 +295,11 @@ class DashboardApp(ActionsApp):
         self.select(name or self._selected)
         self.go_to_seq(entry.seq)
 
-    def action_filter(self) -> None:
+    async def action_filter(self) -> None:
         name = "events" if self.focused is not None and self.focused.id == "events" else "requests"
         self.action_pane(name)
-        self.push_screen(FilterScreen(self._glyphs, name, self.query_one(f"#{name}", StripPane).filter_text))
+        text = self.query_one(f"#{name}", StripPane).filter_text
+        await open_dialogue(self, FilterScreen(self._glyphs, name, text))
 
     def on_filter_changed(self, message: FilterChanged) -> None:
         self.screen_stack[0].query_one(f"#{message.pane}", StripPane).set_filter(message.text, message.query)

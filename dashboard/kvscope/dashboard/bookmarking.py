@@ -4,6 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from kvscope.dashboard.bookmarks import BookmarkList, NoteScreen
+from kvscope.dashboard.dialogue import open_dialogue
 from kvscope.dashboard.time_travel import TimeTravelApp
 from kvscope.transport.recording.bookmarks import Bookmark, clean
 from kvscope.transport.recording.tap import Tap
@@ -58,7 +59,7 @@ class BookmarkingApp(TimeTravelApp):
                 )
                 self.run_worker(self._keep(bookmarks, kept), exit_on_error=False)
 
-        await self.push_screen(NoteScreen(self._glyphs, note), keep)
+        await open_dialogue(self, NoteScreen(self._glyphs, note), keep)
 
     async def _keep(self, bookmarks: BookmarkList, bookmark: Bookmark) -> None:
         tap: Tap | None = getattr(self._source, "tap", None)

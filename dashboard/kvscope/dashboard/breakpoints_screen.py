@@ -2,17 +2,34 @@
 
 from typing import ClassVar
 
+from rich.segment import Segment
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import ModalScreen
+from textual.strip import Strip
 from textual.widgets import Input, SelectionList
 
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.events.notable import BREAKPOINTS
 from kvscope.events.state import Breakpoints
 
+MARKED, UNMARKED = "[x]", "[ ]"
 HINT = "free blocks below: a number, or nothing"
+
+
+class MarkList(SelectionList[str]):
+    """Tells what is marked by its sign; Textual's own list does it by colour alone."""
+
+    def render_line(self, y: int) -> Strip:
+        strip = super().render_line(y)
+        place = self.scroll_offset.y + y
+        if place >= self.option_count:
+            return strip
+        sign = MARKED if self.get_option_at_index(place).value in self.selected else UNMARKED
+        button, rest = list(strip)[: len(sign)], list(strip)[len(sign) :]
+        signs = (Segment(character, old.style) for character, old in zip(sign, button, strict=True))
+        return Strip([*signs, *rest])
 
 
 class BreakpointsScreen(ModalScreen[Breakpoints | None]):
@@ -31,7 +48,7 @@ class BreakpointsScreen(ModalScreen[Breakpoints | None]):
     def compose(self) -> ComposeResult:
         free_below = self._current.free_below
         with Vertical(id="breakpoints") as box:
-            yield SelectionList[str](*((name, name, name in self._current.events) for name in BREAKPOINTS))
+            yield MarkList(*((name, name, name in self._current.events) for name in BREAKPOINTS))
             yield Input("" if free_below is None else str(free_below), placeholder=HINT, type="integer", max_length=8)
         box.border_title = "Pause the engine at the next"
         box.border_subtitle = "Space marks  Tab number  Enter sets  x clears"

@@ -24,7 +24,7 @@ def layer_looks(glyphs: Glyphs) -> tuple[Part, ...]:
 
 
 def share_out(parts: Sequence[int], cells: int) -> list[int]:
-    """`cells` cells for these parts, by largest remainder; what is not zero gets one, from the largest."""
+    """`cells` cells for these parts, true to scale, by largest remainder."""
     total = sum(parts)
     if not total:
         return [0] * len(parts)
@@ -32,11 +32,6 @@ def share_out(parts: Sequence[int], cells: int) -> list[int]:
     rest = sorted(range(len(parts)), key=lambda i: (-(parts[i] * cells % total), i))
     for index in rest[: cells - sum(counts)]:
         counts[index] += 1
-    for index, part in enumerate(parts):
-        largest = max(range(len(counts)), key=counts.__getitem__)
-        if part and not counts[index] and counts[largest] > 1:
-            counts[largest] -= 1
-            counts[index] = 1
     return counts
 
 

@@ -24,7 +24,10 @@ class FilterChanged(Message):
 class FilterScreen(ModalScreen[None]):
     """Enter keeps the filter, Esc clears it."""
 
-    BINDINGS: ClassVar = [Binding("escape", "clear", "clear", show=False)]
+    BINDINGS: ClassVar = [
+        Binding("escape", "clear", "clear", show=False),
+        Binding("ctrl+u", "empty", "empty", show=False, priority=True),  # the line's own comes after what is typed next
+    ]
 
     def __init__(self, glyphs: Glyphs, pane: str, text: str) -> None:
         super().__init__(classes="-ascii" if glyphs.ascii_borders else "")
@@ -46,6 +49,9 @@ class FilterScreen(ModalScreen[None]):
 
     def on_input_submitted(self) -> None:
         self.dismiss()
+
+    def action_empty(self) -> None:
+        self.query_one(Input).value = ""
 
     def action_clear(self) -> None:
         self.app.post_message(FilterChanged(self._pane, "", Query()))

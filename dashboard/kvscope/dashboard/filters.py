@@ -4,12 +4,19 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvscope.dashboard.copies import RequestFrame
+from kvscope.events.codec import EVENT_CLASSES
 from kvscope.events.types import Event
 from kvscope.transport.source import LogEntry
 
 FIELDS = ("kind", "block", "request", "state")
 HINT = "words, or kind:copy block:3 request:r1 state:waiting"
 SORTS = ("state", "newest", "blocks", "tokens", "first token")
+
+
+# What people call them, beside the names on the wire.
+_ALSO = {"block_copied": "copy cow copy-on-write", "blocks_evicted": "eviction", "request_preempted": "preemption"}
+_ALSO |= {"request_refused": "refusal", "blocks_shared": "sharing", "blocks_allocated": "allocation"}
+KINDS = {name: f"{name} {_ALSO.get(name, '')}" for name in EVENT_CLASSES}
 
 
 class FilterError(ValueError):
@@ -30,7 +37,7 @@ EVERYTHING = Query()
 
 
 def parse_query(text: str) -> Query:
-    """Raises FilterError for a field that does not exist, or a block that is no number."""
+    """Raises FilterError for a field or a kind of event that does not exist, or a block that is no number."""
     found: dict[str, list[str]] = {name: [] for name in ("word", *FIELDS)}
     for word in text.casefold().split():
         field, colon, value = word.partition(":")
@@ -43,6 +50,9 @@ def parse_query(text: str) -> Query:
             found["word"].append(word)
     blocks = tuple(_block_id(value) for value in found["block"])
     kinds, requests, states = (tuple(found[name]) for name in ("kind", "request", "state"))
+    for kind in kinds:
+        if not any(kind in names for names in KINDS.values()):
+            raise FilterError(f"no event is called {kind}; some are: copy eviction preemption allocated written token")
     return Query(tuple(found["word"]), kinds, blocks, requests, states)
 
 
@@ -59,8 +69,8 @@ def filter_log(log: Sequence[LogEntry], query: Query) -> Sequence[LogEntry]:
 
 
 def passes_event(entry: LogEntry, query: Query) -> bool:
-    """A kind is any part of an event's wire name; a block is one that the event's own lists or sentence name."""
-    sentence, kind = entry.sentence.casefold(), kind_of(entry.event)
+    """A kind is any part of what an event is called; a block is one that the event's own lists or sentence name."""
+    sentence, kind = entry.sentence.casefold(), KINDS[kind_of(entry.event)]
     return (
         all(word in sentence for word in query.words)
         and all(name in kind for name in query.kinds)

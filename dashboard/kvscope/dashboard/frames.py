@@ -24,6 +24,7 @@ from kvscope.events.types import EngineInfo
 from kvscope.transport.source import LogEntry, Status, View
 
 RATE_WINDOW_NS = 3_000_000_000
+MIN_RATE_NS = 1_000_000_000  # so long without a token is a rate of zero; less may be half a step
 CHEAP_S = 0.002  # a waste ledger that takes no longer comes with every frame
 
 
@@ -107,7 +108,8 @@ class RateMeter:
         while len(samples) > 2 and time_ns - samples[1][0] >= RATE_WINDOW_NS:
             samples.popleft()
         elapsed_ns = samples[-1][0] - samples[0][0]
-        return (samples[-1][1] - samples[0][1]) * 1e9 / elapsed_ns if elapsed_ns else None
+        num_new = samples[-1][1] - samples[0][1]
+        return num_new * 1e9 / elapsed_ns if elapsed_ns >= MIN_RATE_NS or (elapsed_ns and num_new) else None
 
     @property
     def length(self) -> int:

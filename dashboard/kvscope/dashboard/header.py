@@ -127,22 +127,21 @@ def _fact_lines(facts: list[list[Part]], width: int) -> list[Strip]:
 
 
 def draw_bar(pool: PoolFrame, glyphs: Glyphs, width: int) -> list[Part]:
-    """Slots of the whole pool: written, reserved but unwritten, free. A part that is not zero gets a cell at least."""
+    """Slots of the whole pool: written, reserved but unwritten, cached, free. What is not zero gets a cell at least."""
     total = pool.num_blocks * pool.block_size
     if not total:
         return [(glyphs.bar_free * width, theme.FAINT)]
-    written = _cells(pool.num_written_slots, total, width)
-    wasted = _cells(pool.num_wasted_slots, total, width)
-    written = min(written, width - wasted)
+    slots = pool.num_written_slots, pool.num_wasted_slots, pool.num_cached * pool.block_size
+    cells = [max(round(count * width / total), 1) if count else 0 for count in slots]
+    while sum(cells) > width and max(cells) > 1:
+        cells[cells.index(max(cells))] -= 1
+    written, wasted, cached = cells
     return [
         (glyphs.bar_written * written, theme.TEXT),
         (glyphs.bar_reserved * wasted, theme.NOTICE),
-        (glyphs.bar_free * (width - written - wasted), theme.FAINT),
+        (glyphs.cached * cached, theme.SOFT),
+        (glyphs.bar_free * (width - sum(cells)), theme.FAINT),
     ]
-
-
-def _cells(count: int, total: int, width: int) -> int:
-    return max(round(count * width / total), 1) if count else 0
 
 
 def _facts(frame: Frame) -> list[list[Part]]:

@@ -14,6 +14,7 @@ from kvscope.dashboard.series import Sample, fold_samples
 from kvscope.dashboard.strips import Part, make_strip, measure, wrap_parts
 
 WIDE = TABLE_WIDTH + 44  # from here on the ledger and the prefix cache stand side by side
+MIN_SCALE = 64  # slots: nearer than that a chart says nothing more
 MAX_LISTED = 8  # near misses, regrets and findings, the latest ones
 _LAYERS = ("shared", "written", "reserved", "cached", "free")
 
@@ -52,38 +53,57 @@ def draw_history(samples: Sequence[Sample], glyphs: Glyphs, width: int, height: 
     columns = fold_samples(samples, max(width - AXIS_WIDTH - 1, 1))
     if len(samples) < 2:
         return [make_strip([(" the pool over time: nothing has moved yet while this was watched", theme.SOFT)], width)]
-    pool = sum(samples[-1].layers)
+    shown = [column.sample for column in columns]
+    scale = chart_scale([sample for sample in shown if sample])
     labels = ["" for _ in range(height)]
-    labels[0], labels[-1] = f"{pool:,}", "0 slots"
-    stack = draw_stack([c.sample.layers if c.sample else None for c in columns], labels, glyphs, height)
+    labels[0], labels[-1] = f"{scale:,}", "0 slots"
+    stack = draw_stack([_up_to(scale, sample) if sample else None for sample in shown], labels, glyphs, height)
     return [
-        _draw_legend(samples, glyphs, width),
+        _draw_legend(samples, scale, glyphs, width),
         *stack,
-        _rate_line("tok/s", [c.tokens_per_s for c in columns], "{:,.0f}", glyphs, width),
-        _rate_line("step ms", [c.step_ns / 1e6 if c.step_ns else None for c in columns], "{:,.1f}", glyphs, width),
-        _time_line(samples, width),
+        _rate_line("tok/s", [c.tokens_per_s for c in columns], glyphs, width),
+        _rate_line("step ms", [c.step_ns / 1e6 if c.step_ns else None for c in columns], glyphs, width),
+        _time_line(samples, width, has_gaps=None in shown),
     ]
 
 
-def _draw_legend(samples: Sequence[Sample], glyphs: Glyphs, width: int) -> Strip:
-    parts: list[Part] = [(" Pool over time ", theme.BRAND)]
+def chart_scale(samples: Sequence[Sample]) -> int:
+    """Slots at the chart's upper edge: the pool, halved for as long as all that is not free still fits."""
+    pool, most = sum(samples[-1].layers), max(sum(sample.layers) - sample.free for sample in samples)
+    scale = pool
+    while scale // 2 >= max(most, MIN_SCALE):
+        scale //= 2
+    return scale
+
+
+def _up_to(scale: int, sample: Sample) -> list[int]:
+    """The layers of the slots below the chart's upper edge: the free ones are on top."""
+    *used, _ = sample.layers
+    return [*used, scale - sum(used)]
+
+
+def _draw_legend(samples: Sequence[Sample], scale: int, glyphs: Glyphs, width: int) -> Strip:
+    pool = sum(samples[-1].layers)
+    part = f", the lowest {scale:,} of {pool:,}" if scale < pool and width >= 120 else ""
+    parts: list[Part] = [(" Pool over time", theme.BRAND), (f" in slots{part} ", theme.SOFT)]
     for (sign, style), name, count in zip(layer_looks(glyphs), _LAYERS, samples[-1].layers, strict=True):
         parts += [("  ", theme.PLAIN), (sign, style), (f" {name} ", theme.SOFT), (f"{count:,}", theme.STRONG)]
     return make_strip(parts, width)
 
 
-def _rate_line(name: str, values: Sequence[float | None], form: str, glyphs: Glyphs, width: int) -> Strip:
+def _rate_line(name: str, values: Sequence[float | None], glyphs: Glyphs, width: int) -> Strip:
     """Bars under the chart; the number at the axis is the height of the highest."""
     peak = max((value for value in values if value is not None), default=0.0)
-    label: Part = (f"{name} {form.format(peak)}".rjust(AXIS_WIDTH - 1) + " ", theme.SOFT)
+    label: Part = (f"{name} {peak:,.{1 if peak < 100 else 0}f}".rjust(AXIS_WIDTH - 1) + " ", theme.SOFT)
     bars = draw_bars(values, peak, theme.GOOD, glyphs)
     return make_strip([label, *bars], width)
 
 
-def _time_line(samples: Sequence[Sample], width: int) -> Strip:
+def _time_line(samples: Sequence[Sample], width: int, *, has_gaps: bool) -> Strip:
     first, last = samples[0], samples[-1]
+    blank = "blank: too fast to be looked at   " if has_gaps and width >= 100 else ""
     left = f"{first.time_ns / 1e9:,.1f} s, step {first.step}"
-    right = f"{last.time_ns / 1e9:,.1f} s, step {last.step}"
+    right = f"{blank}{last.time_ns / 1e9:,.1f} s, step {last.step}"
     room = max(width - AXIS_WIDTH - 1 - len(left), len(right))
     return make_strip([(" " * AXIS_WIDTH + left + right.rjust(room), theme.FAINT)], width)
 

@@ -42,16 +42,18 @@ class Key(NamedTuple):
 
 
 KEYS = (
-    # First, so that it is in the footer at every width: a click on it reaches everything else.
+    # First, so that they are in the footer at every width: the way to everything else, and the way out.
     Key("colon,ctrl+p", "command_palette", "palette", "Palette: every action by name"),
+    Key("question_mark,f1", "help", "help", "This list of keys"),
+    Key("q", "quit", "quit", "Leave"),
     Key("L", "live", "LIVE", "Leave the past for the live engine; End does it too", "history"),
     Key("space", "play", "play", "Play or pause", "recording"),
     Key("b,backspace", "step_back", "back", "One batch back", "recording"),
     Key("right_square_bracket", "move('next_notable')", "notable", f"To the next {NOTABLE}", "recording"),
-    Key("t", "go_to", "go to", "To a step number, or a time such as 12.5s", "recording"),
+    Key("t", "go_to", "go to", "To a step number, or a time such as 12.5s", "recording", priority=True),
     Key("i", "focus_prompt", "prompt", "Write a prompt", "engine", priority=True),
     Key("ctrl+o", "edit_prompt", "editor", "Write the prompt in your own editor: $VISUAL or $EDITOR", "engine", False),
-    Key("slash", "filter", "filter", "Filter the requests, or the events where they have the focus"),
+    Key("slash", "filter", "filter", "Filter the requests, or the events where they have the focus", priority=True),
     Key("p", "toggle_pause", "pause", "Pause or resume the engine", "engine"),
     Key("n,full_stop", "step", "step", "One batch forward in the past; one step of a paused engine", "steps"),
     Key("P", "breakpoints", "breakpoints", "Breakpoints: what the engine pauses at", "engine", footer=False),
@@ -65,7 +67,7 @@ KEYS = (
         "recording",
         False,
     ),
-    Key("m", "bookmark", "bookmark", "Mark this moment, with a note; again changes it", footer=False),
+    Key("m", "bookmark", "bookmark", "Mark this moment, with a note; again changes it", footer=False, priority=True),
     Key("N", "move('engine_step_forward')", "engine step", "One engine step forward", "recording", False),
     Key("B", "move('engine_step_back')", "engine step back", "One engine step back", "recording", False),
     Key("e", "move('event_forward')", "event", "One event forward", "recording", False),
@@ -96,8 +98,6 @@ KEYS = (
     Key("R", "record", "record", "Record the engine into a file here, from now on; again ends it", "tap", footer=False),
     Key("s", "save_picture", "svg", "Save an SVG picture of the screen in the current directory"),
     Key("ctrl+l", "redraw", "redraw", "Redraw the whole screen", footer=False),
-    Key("question_mark,f1", "help", "help", "This list of keys"),
-    Key("q", "quit", "quit", "Leave"),
     Key("ctrl+q,ctrl+c", "quit", "quit anywhere", "Leave, also while writing", footer=False, priority=True),
 )
 

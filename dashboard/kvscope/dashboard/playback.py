@@ -9,7 +9,7 @@ from textual.strip import Strip
 from kvscope.dashboard import theme
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.strips import Part, columns, make_strip, measure
-from kvscope.events.notable import Notable
+from kvscope.events.notable import Notable, standing
 from kvscope.transport.timetravel import Player
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0, 1000.0)
@@ -36,7 +36,7 @@ class Moment(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What the survey knows of the track so far: per batch, blocks held and the highest `Notable`."""
+    """What the survey knows of the track so far: per batch, blocks held and the `Notable` of the highest standing."""
 
     held: Sequence[int]
     kinds: bytes | bytearray
@@ -100,7 +100,7 @@ def fold_columns(usage: Usage, width: int) -> list[Column]:
     for cell in range(width):
         start, stop = stretch(cell, usage.length, width)
         held = usage.held[start:stop]
-        found.append(Column(max(held, default=None), max(usage.kinds[start:stop], default=0)))
+        found.append(Column(max(held, default=None), max(set(usage.kinds[start:stop]), default=0, key=standing)))
     for position in usage.bookmarks:
         place = cell_of(position, usage.length, width)
         found[place] = found[place]._replace(kind=Notable.BOOKMARK)

@@ -84,7 +84,10 @@ _UNSEEN = Column(None, None, None)
 
 
 def fold_samples(samples: Sequence[Sample], width: int) -> list[Column]:
-    """The watched time in `width` equal stretches. Between two looks that are close nothing else was to be seen."""
+    """The watched time in `width` equal stretches.
+
+    Between two looks that are close nothing else was to be seen, and the rates are those from the one to the other.
+    """
     if len(samples) < 2 or width < 1:
         return [_UNSEEN] * max(width, 0)
     first, span = samples[0].time_ns, samples[-1].time_ns - samples[0].time_ns
@@ -95,10 +98,12 @@ def fold_samples(samples: Sequence[Sample], width: int) -> list[Column]:
         until_ns = first + span * (number + 1) // width
         stop = bisect_right(samples, until_ns, lo=start, key=_time)
         if stop > start:
-            slowest = max(sample.step_ns for sample in samples[start:stop])
+            slowest = max((_step_ns(samples, place) for place in range(start, stop)), key=lambda ns: ns or 0)
             columns.append(Column(samples[stop - 1], _rate(samples, start, stop), slowest))
+        elif any(a < until_ns < b for a, b in gaps):
+            columns.append(_UNSEEN)
         else:
-            columns.append(_UNSEEN if any(a < until_ns < b for a, b in gaps) else columns[-1])
+            columns.append(Column(samples[start - 1], _rate(samples, start, start + 1), _step_ns(samples, start)))
         start = stop
     return columns
 
@@ -110,6 +115,12 @@ def _rate(samples: Sequence[Sample], start: int, stop: int) -> float | None:
         return None
     earlier, later = samples[before], samples[stop - 1]
     return (later.generated_tokens - earlier.generated_tokens) * 1e9 / (later.time_ns - earlier.time_ns)
+
+
+def _step_ns(samples: Sequence[Sample], place: int) -> int | None:
+    """How long the latest step took, if it was not over at the look before."""
+    now, before = samples[place], samples[place - 1] if place else None
+    return None if before and (now.step, now.step_ns) == (before.step, before.step_ns) else now.step_ns
 
 
 def _is_gap(earlier: Sample, later: Sample) -> bool:

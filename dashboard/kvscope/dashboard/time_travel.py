@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvscope.dashboard.dialogue import open_dialogue
 from kvscope.dashboard.frames import Behind, Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.go_to import Destination, GoToScreen
@@ -98,8 +99,8 @@ class TimeTravelApp(ThemedApp):
         if (player := self._player) is not None:
             await self._travel_in_turn([player.pause, lambda: player.seek_seq(seq)], "")
 
-    def action_go_to(self) -> None:
-        self.push_screen(GoToScreen(self._glyphs), self._go_to)
+    async def action_go_to(self) -> None:
+        await open_dialogue(self, GoToScreen(self._glyphs), self._go_to)
 
     def _go_to(self, destination: Destination | None) -> None:
         player = self._player

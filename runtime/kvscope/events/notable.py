@@ -7,7 +7,7 @@ from kvscope.events.types import Batch, Event
 
 
 class Notable(IntEnum):
-    """Why a moment stands out; the higher one wins where several fall together."""
+    """Why a moment stands out. The numbers are in recordings; `standing` says which one wins over which."""
 
     COPY = 1
     EVICTION = 2
@@ -27,6 +27,8 @@ _KINDS: dict[type[Event], Notable] = {
     ev.AuditFinding: Notable.FINDING,
 }
 _TYPES = frozenset(_KINDS)
+# An eviction is everyday work of a full prefix cache: it must not hide the copies.
+_STANDING = (0, Notable.EVICTION, Notable.COPY, *(kind for kind in Notable if kind > Notable.EVICTION))
 
 BREAKPOINTS: dict[str, type[Event]] = {
     "copy-on-write": ev.BlockCopied,
@@ -49,6 +51,11 @@ def notable_places(batch: Batch) -> list[int]:
     return [index for index, event in enumerate(batch.events) if type(event) in _TYPES]
 
 
+def standing(kind: int) -> int:
+    """The place of a `Notable`, or of 0 for none, among all: where several fall together, the highest is shown."""
+    return _STANDING.index(kind)
+
+
 def most_notable(batch: Batch) -> int:
-    """The highest `Notable` in the batch, 0 if there is none."""
-    return max((_KINDS.get(kind, 0) for kind in set(map(type, batch.events))), default=0)
+    """The `Notable` of the highest standing in the batch, 0 if there is none."""
+    return max((_KINDS.get(kind, 0) for kind in set(map(type, batch.events))), default=0, key=standing)
