@@ -85,12 +85,13 @@ def read_recording(path: Path | str, progress: Progress = no_progress) -> Record
 
 
 def _read(path: Path, shown: str, file: BinaryIO, progress: Callable[[], None]) -> Recording:
-    parser = Parser(Recording(path))
+    parser, read = Parser(Recording(path)), 0
     try:
         for record in StreamReader(
             file, emit_chunks=True, validate_crcs=True, record_size_limit=MAX_CHUNK_BYTES
         ).records:
             parser.take(record)
+            read = file.tell()
             progress()
         end = file.tell()
         parser.recording.missing = describe_rest(file.seek(0, os.SEEK_END) - end)
@@ -101,7 +102,7 @@ def _read(path: Path, shown: str, file: BinaryIO, progress: Callable[[], None]) 
             raise RecordingError(f"{shown} is not an MCAP file") from None
         if not parser.is_ours:
             raise RecordingError(f"{shown} is an MCAP file, but not a kvscope recording") from None
-        parser.recording.missing = parser.describe_end(error)
+        parser.recording.missing = parser.describe_end(error, file.seek(0, os.SEEK_END) - read)
         parser.recording.has_hole = isinstance(error, HoleError)
     return parser.recording
 
@@ -185,12 +186,14 @@ class Parser:
         if topic == BOOKMARK_CHANNEL and (bookmark := decode_bookmark(message.data)) is not None:
             self.recording.bookmarks.append(bookmark)
 
-    def describe_end(self, error: Exception) -> str:
+    def describe_end(self, error: Exception, num_unread: int) -> str:
+        """What is missing, given how many bytes follow the last record that could be taken."""
         reason = make_printable(" ".join(str(error).split())) or type(error).__name__
         if self._has_data_end:
             return f"every batch is there, the index at the end is damaged ({reason})"
         last = self.last_seq
-        return f"ends abruptly{'' if last is None else f' after batch {last}'} ({reason})"
+        after = "" if last is None else f" after batch {last}"
+        return f"ends abruptly{after}; {num_unread:,} bytes that follow are not read ({reason})"
 
 
 def decode_kept(topic: str, data: bytes) -> DecodedBatch:

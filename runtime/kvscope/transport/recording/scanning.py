@@ -48,15 +48,17 @@ def _scan(file: BinaryIO, scanner: "_Scanner", progress: Callable[[], None]) -> 
     scanner.size = os.fstat(file.fileno()).st_size
     reader = StreamReader(file, emit_chunks=True, validate_crcs=True, record_size_limit=MAX_CHUNK_BYTES)
     scanner.stop = file.tell()
+    taken = 0
     try:
         for record in reader.records:
             scanner.start, scanner.stop = scanner.stop, file.tell()
             scanner.take(record)
+            taken = scanner.stop
             progress()
     except OSError:
         raise
     except Exception as error:
-        return scanner.describe_end(error), isinstance(error, HoleError)
+        return scanner.describe_end(error, scanner.size - taken), isinstance(error, HoleError)
     return describe_rest(scanner.size - file.tell()), False
 
 
