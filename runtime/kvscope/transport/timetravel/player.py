@@ -133,6 +133,9 @@ class Player:
         return self._look_back(lambda: admits(request_id))
 
     def back_to_preemption(self, request_id: str) -> bool:
+        known = self._view.state.requests.get(request_id)
+        if known is not None and not known.num_preemptions:
+            return False  # there was none, however far one looks
         return self._look_back(lambda: preempts(request_id))
 
     def mark(self, places: Iterable[Place]) -> None:
