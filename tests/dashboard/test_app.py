@@ -8,6 +8,7 @@ import weakref
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from dashboard_story import (
@@ -35,6 +36,7 @@ from kvscope.dashboard.panes import RequestsPane, TextPane
 from kvscope.dashboard.prompt import PromptBar, PromptInput
 from kvscope.dashboard.screen_size import Arrangement, arrange
 from kvscope.dashboard.table_pane import TablePane
+from kvscope.dashboard.viewer import Connected
 from kvscope.events import types as ev
 from kvscope.events.audit import Finding
 from kvscope.events.codec import decode_batch, encode_batch
@@ -42,6 +44,7 @@ from kvscope.events.state import Breakpoints
 from kvscope.events.types import SamplingParams
 from kvscope.transport.recording import Recording, ReplaySource
 from kvscope.transport.source import ListSource, Reply, Status
+from kvscope.transport.timetravel import History
 
 SIZES = [(80, 24), (120, 36), (160, 45), (60, 20)]
 
@@ -468,6 +471,24 @@ async def test_without_a_control_channel_the_prompt_is_closed():
         await pilot.press("i", "p", "n", "c")
         assert app.query_one(PromptInput).disabled
         assert not app.query_one(PromptInput).has_focus
+        await until(
+            pilot, lambda: screen_text(app).count("this view has no engine") == 4, "the line, and three notices"
+        )
+
+
+def test_a_view_without_control_says_whose_doing_that_is():
+    client = Mock(is_read_only=False)
+    assert Connected(client).no_control == ""
+    assert "--read-only" in Connected(client, read_only=True).no_control
+    assert "--no-control" in Connected(Mock(is_read_only=True), read_only=True).no_control
+
+
+async def test_a_key_for_the_past_says_how_one_gets_there():
+    source = live(num_steps=2)
+    source.history = History()
+    async with running(source) as (app, pilot):
+        await pilot.press("2", "down", "v")
+        await until(pilot, lambda: "freeze the view first: Space" in screen_text(app), "the notice")
 
 
 # --- replay ---------------------------------------------------------------------------------------------------

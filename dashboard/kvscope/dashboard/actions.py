@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from textual.actions import parse
 from textual.app import SystemCommand
 from textual.dom import DOMNode
+from textual.events import Key as KeyPress
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widget import Widget
@@ -31,6 +32,7 @@ from kvscope.transport.recording.tap import Tap
 from kvscope.transport.source import PendingReply, Source
 
 _REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("\w+"\)')
+READ_ONLY_HINT = "read-only: this view has no engine to send prompts to"
 MAX_COPIED = 100_000  # characters; terminals drop much longer ones
 # Actions whose keys have another meaning in a line of text; and those that must not reach below a dialogue.
 _MOVING = ("pane", "focus_prompt", "filter", "rewind", "end")
@@ -49,6 +51,8 @@ class ActionsApp(BookmarkingApp):
         tap: Tap | None = getattr(source, "tap", None)
         self._recording = ViewRecorder(source.view, tap) if tap is not None else None
         self._starting = asyncio.Lock()  # one start or end of a recording at a time
+        # Why nothing can be sent, where that is so.
+        self.no_control: str = getattr(source, "no_control", "") or READ_ONLY_HINT
 
     # --- the engine -----------------------------------------------------------------------------------------------
 
@@ -143,6 +147,17 @@ class ActionsApp(BookmarkingApp):
             return False
         name = "pane" if action == "go" else action  # the function keys'
         return self._can(_NEEDS.get((name, parameters), _NEEDS_OF_ALL.get(name, "")))
+
+    def on_key(self, event: KeyPress) -> None:
+        """Say what is missing for a key that does nothing here."""
+        if len(self.screen_stack) > 1 or event.key in self.screen.active_bindings:
+            return
+        keymap = self._look.keymap
+        needs = next((key.needs for key in KEYS if event.key in keymap.get(key.name, key.keys).split(",")), "")
+        if needs == "engine":
+            self.tell(self.no_control, severity="warning")
+        elif needs == "recording" and self._can("live"):
+            self.tell(f"freeze the view first: {key_names(keymap.get('freeze', 'space'))}", severity="warning")
 
     def _can(self, needs: str) -> bool:
         live, moving = self._source.control is not None, self._player is not None

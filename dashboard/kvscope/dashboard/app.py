@@ -28,7 +28,7 @@ from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TextPane
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.pools import Pools, host_title
-from kvscope.dashboard.prompt import READ_ONLY_HINT, PromptBar
+from kvscope.dashboard.prompt import PromptBar
 from kvscope.dashboard.prompt_history import PromptHistory
 from kvscope.dashboard.pump import FramePump
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
@@ -107,8 +107,7 @@ class DashboardApp(ActionsApp):
                     yield TextPane(glyphs, id="text")
             yield EventsPane(glyphs, id="events")
             yield InsightPane(glyphs, id="insight")
-            why = getattr(self._source, "no_control", "") or READ_ONLY_HINT  # why nothing can be sent
-            yield PromptBar(self._defaults, read_only=why if self._source.control is None else None)
+            yield PromptBar(self._defaults, read_only=self.no_control if self._source.control is None else None)
             yield KeyFooter()
 
     def on_mount(self) -> None:
@@ -388,7 +387,7 @@ class DashboardApp(ActionsApp):
     def on_prompt_bar_submitted(self, message: PromptBar.Submitted) -> None:
         control = self._source.control
         if control is None:
-            self.query_one(PromptBar).note("read-only: this view cannot send prompts")
+            self.query_one(PromptBar).note(self.no_control)
             return
         options = msgspec.structs.asdict(message.params) | {"stop": list(message.params.stop)}
         self._ask(lambda: control.submit(message.text, options), "prompt refused")

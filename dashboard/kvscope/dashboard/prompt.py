@@ -22,9 +22,6 @@ from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
 
 HINT = "type a prompt; Enter sends it"
-READ_ONLY_HINT = "read-only: this view has no engine to send prompts to"
-
-
 _WORD = re.compile(r"(?:^|\s)([a-z][a-z_]{2,})$")
 
 

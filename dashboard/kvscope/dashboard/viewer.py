@@ -23,8 +23,8 @@ SSH_CONNECT_TIMEOUT_S = 10.0  # the far end may be far
 class Connected:
     """A client that has been connected already: the dashboard must not start it again. Read-only hides its control.
 
-    `no_control` is why there is none, for the prompt line. `history` is what the client's view has shown lately, for
-    walking back, and `tap` can record it.
+    `no_control` is why there is none, for who presses its keys. `history` is what the client's view has shown lately,
+    for walking back, and `tap` can record it.
     """
 
     def __init__(
@@ -38,13 +38,19 @@ class Connected:
         self._client, self.history, self.tap = client, history, tap
         self.view: View = client.view
         self.control: Control | None = None if read_only or client.is_read_only else client.control
-        self.no_control = "read-only: this engine takes no prompts (serve --no-control)" if client.is_read_only else ""
+        self.no_control = _why_no_control(client.is_read_only, read_only)
 
     def start(self) -> None:
         """Nothing to do: see the class."""
 
     def close(self) -> None:
         self._client.close()
+
+
+def _why_no_control(is_closed: bool, read_only: bool) -> str:
+    if is_closed:
+        return "read-only: this engine takes no prompts (serve --no-control)"
+    return "read-only: attached with --read-only, which sends no prompts" if read_only else ""
 
 
 def attach_over_ssh(address: str, flags: ScreenFlags, *, key: Path | None, read_only: bool) -> int:

@@ -74,9 +74,9 @@ def _pool_lines(stats: Stats) -> list[str]:
         ),
         fact(
             "waste",
-            f"reserved, unwritten after a step: peak {counted(pool.peak_unwritten_slots, 'slot')} "
-            f"({share(pool.peak_unwritten_share, 1)} of those held), mean {pool.mean_unwritten_slots:.1f} "
-            f"({share(pool.mean_unwritten_share, 1)})",
+            f"unwritten after a step: {pool.mean_unwritten_slots:.1f} slots on average, {pool.peak_unwritten_slots:,} "
+            f"at most; of those held {share(pool.mean_unwritten_share, 1)} on average, "
+            f"{share(pool.peak_unwritten_share, 1)} at most",
         ),
         fact("sharing", f"saved {counted(pool.peak_saved, 'block')} at the peak, mean {pool.mean_saved:.1f}"),
     ]

@@ -88,12 +88,12 @@ def read_pair(path: Path | None = None) -> KeyPair:
     found = chosen.stat()
     if found.st_uid not in (0, os.geteuid()):
         raise EndpointError(f"{chosen} belongs to another user; {NEW_KEYS_HINT}")
+    public, secret = _load(chosen)
+    if secret is None:
+        raise EndpointError(f"{chosen} is the public half; give {chosen.with_suffix(SECRET_SUFFIX)}")
     if found.st_mode & 0o077:
         mode = stat.S_IMODE(found.st_mode)
         raise EndpointError(f"{chosen} has mode {mode:o}; others could read the secret: chmod 600 it, or make new keys")
-    public, secret = _load(chosen)
-    if secret is None:
-        raise EndpointError(f"{chosen} holds no secret key; name the {SECRET_SUFFIX} file")
     if zmq.curve_public(secret) != public:
         raise EndpointError(f"{chosen} is broken: its public key does not belong to its secret key")
     return KeyPair(public, secret)
