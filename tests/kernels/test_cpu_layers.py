@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from numba.core import event
 from torch import Tensor
 from torch.nn.functional import silu
 
 from kvscope.kernels import cpu_layers, threads
+from kvscope.kernels.numba_layers import layer_functions
 
 DTYPES = [torch.float32, torch.bfloat16]
 NUM_ROWS = [0, 1, 3, 700]  # the last is shared out over threads
@@ -81,3 +83,20 @@ def test_a_call_inside_a_call_works_off_everything_itself():
 
     threads.share_out(outer, [(0, 1), (1, 2)])
     assert sorted(seen) == [(first, 0, stretch) for first in (0, 1) for stretch in ((0, 1), (1, 2))]
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_what_was_compiled_once_is_found_on_disk(bfloat16):
+    compiled = []
+
+    class Listener(event.Listener):
+        def on_start(self, event):
+            compiled.append(event.data)
+
+        def on_end(self, event): ...
+
+    layer_functions(bfloat16)
+    layer_functions.cache_clear()  # as another process would begin
+    with event.install_listener("numba:compile", Listener()):
+        layer_functions(bfloat16)
+    assert compiled == []

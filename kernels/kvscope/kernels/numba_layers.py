@@ -125,6 +125,11 @@ def _write_slots(first, last, new, new_strides, cache, cache_strides, slots, sha
                 out[i] = values[i]
 
 
+@numba.njit
+def _at(address, element):  # type: ignore[no-untyped-def]
+    return numba.carray(address, (_ENDLESS,), element)
+
+
 class LayerFunctions(NamedTuple):
     """Functions of addresses and numbers, for one type of element. They hold no lock of Python's.
 
@@ -153,26 +158,47 @@ class LayerFunctions(NamedTuple):
 
 @lru_cache
 def layer_functions(bfloat16: bool) -> LayerFunctions:
-    """The functions for bfloat16, or for float32; compiled when first asked for, and kept on disk."""
+    """The functions for bfloat16, or for float32; compiled when first asked for, and kept on disk.
+
+    What they close over is part of the name they are found by: a type has the same one in every process, a compiled
+    function has not.
+    """
     element = np.uint16 if bfloat16 else np.float32
 
-    @numba.njit
-    def at(address):  # type: ignore[no-untyped-def]
-        return numba.carray(address, (_ENDLESS,), element)
-
     def rms_norm(first, last, x, weight, output, size, epsilon, offset):  # type: ignore[no-untyped-def]
-        _rms_norm(first, last, at(x), at(weight), at(output), size, epsilon, offset)
+        _rms_norm(first, last, _at(x, element), _at(weight, element), _at(output, element), size, epsilon, offset)
 
     def silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):  # type: ignore[no-untyped-def]
-        _silu_and_multiply(first, last, at(gate), gate_stride, at(up), up_stride, at(output), size)
+        _silu_and_multiply(
+            first, last, _at(gate, element), gate_stride, _at(up, element), up_stride, _at(output, element), size
+        )
 
     def rotate(first, last, x, by_token, by_head, cosines, sines, output, heads, half):  # type: ignore[no-untyped-def]
-        _rotate(first, last, at(x), (by_token, by_head), at(cosines), at(sines), at(output), heads, half)
+        _rotate(
+            first,
+            last,
+            _at(x, element),
+            (by_token, by_head),
+            _at(cosines, element),
+            _at(sines, element),
+            _at(output, element),
+            heads,
+            half,
+        )
 
     def write_slots(first, last, new, by_token, by_head, cache, by_block, by_kv_head, slots, block_size, heads, size):  # type: ignore[no-untyped-def]
         numbers = numba.carray(slots, (_ENDLESS,), np.int64)
         shape = (block_size, heads, size)
-        _write_slots(first, last, at(new), (by_token, by_head), at(cache), (by_block, by_kv_head), numbers, shape)
+        _write_slots(
+            first,
+            last,
+            _at(new, element),
+            (by_token, by_head),
+            _at(cache, element),
+            (by_block, by_kv_head),
+            numbers,
+            shape,
+        )
 
     n, a, r = types.int64, types.voidptr, types.float32  # number, address, real
     return LayerFunctions(
