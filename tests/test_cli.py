@@ -171,6 +171,21 @@ def test_without_the_engines_packages(tmp_path: Path, kvscope: Kvscope) -> None:
     assert_refused(kvscope("attach", **env), "no engine")
 
 
+def test_torch_is_not_taken_down_at_the_end(kvscope: Kvscope, tmp_path: Path) -> None:
+    """Its modules take seconds to collect; what registered for the end is called all the same."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, sys, types\n"
+        "sys.modules['torch'] = types.ModuleType('torch')\n"
+        "atexit.register(os.write, 2, b'the end')\n"
+        "class Heavy:\n"
+        "    def __del__(self, write=os.write): write(2, b'collected')\n"
+        "heavy = Heavy()\n"
+    )
+    done = kvscope("--help", PYTHONPATH=import_first(tmp_path))
+    assert (done.code, done.errors) == (0, "the end")
+    assert "attach" in done.output
+
+
 def test_closed_pipe_is_quiet(kvscope: Kvscope) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -349,7 +364,7 @@ def test_serve_attach_and_leave(kvscope: Kvscope, no_torch: dict[str, str]) -> N
         server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0
         _, errors = server.communicate()
-        assert errors == ""
+        assert errors.endswith("kvscope: engine test-engine stopped: interrupted\n")  # numba may have had a word first
     finally:
         server.kill()
         server.communicate()

@@ -4,6 +4,7 @@ Heavy modules (torch above all) are imported inside the command that needs them:
 `attach` and `replay` work without the engine's packages.
 """
 
+import atexit
 import contextlib
 import errno
 import gc
@@ -15,7 +16,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -273,7 +274,18 @@ def main() -> None:
     gc.set_threshold(YOUNG_OBJECTS)  # loading modules makes half a million objects, and no garbage
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    sys.exit(run_command_line(sys.argv[1:]))
+    _leave(run_command_line(sys.argv[1:]))
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit. Where torch is loaded, without the interpreter's last collection: it takes seconds and saves nothing."""
+    if "torch" in sys.modules:
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError, ValueError):  # a reader that has gone, or a closed stream
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

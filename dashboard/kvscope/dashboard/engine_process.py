@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from kvscope.dashboard.errors import CommandError, ExitCode
 READY_TIMEOUT_S = 180.0  # a cold disk reads torch slowly
 STOP_TIMEOUT_S = 10.0  # a recording is closed on the way out
 POLL_S = 0.05
+NOTICED_S = 0.5  # a longer wait wants a word
 NUM_LOG_LINES = 20
 
 
@@ -83,11 +85,12 @@ class EngineProcess:
             return
         if process.poll() is None:
             process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            with _said_if_slow(process):
+                try:
+                    process.wait(STOP_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
         if process.stdin is not None:
             process.stdin.close()
         self._process = None
@@ -104,3 +107,18 @@ class EngineProcess:
             return CommandError(last.removeprefix("kvscope: "), code or ExitCode.USAGE)
         print(*lines[-NUM_LOG_LINES:], sep="\n", file=sys.stderr)  # noqa: T201 - the child's own words
         return CommandError(f"{what} (exit code {code})", ExitCode.FAILURE)
+
+
+@contextmanager
+def _said_if_slow(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """On a terminal, a line for as long as the block waits for a child that takes its time."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(NOTICED_S)
+    is_shown = process.poll() is None and sys.stderr.isatty()
+    if is_shown:
+        print("kvscope: stopping the engine", end="", file=sys.stderr, flush=True)  # noqa: T201 - taken away below
+    try:
+        yield
+    finally:
+        if is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201

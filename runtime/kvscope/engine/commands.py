@@ -113,7 +113,8 @@ def serve(
         stack.enter_context(contextlib.closing(control))
         with _on_signals(lambda number: service.stop(_SIGNAL_WORDS[number]), *_SIGNAL_WORDS):
             _announce(engine, endpoints, keys, record)
-            service.run()
+            reason = service.run()
+        _tell_stopped(label, reason)
     return 0
 
 
@@ -164,6 +165,12 @@ def _announce(engine: Engine, endpoints: Endpoints, keys: ServerKeys | None, rec
         lines.append(f"  recording to {record}")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _tell_stopped(name: str, reason: str) -> None:
+    """On a terminal over the `^C`, so that the shell's prompt does not land behind it."""
+    start = "\r" if sys.stderr.isatty() else ""
+    sys.stderr.write(f"{start}kvscope: engine {name} stopped: {reason}\n")
 
 
 def _with_keys(endpoints: Endpoints, keys: ServerKeys) -> list[str]:

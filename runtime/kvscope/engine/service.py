@@ -113,8 +113,8 @@ class EngineService:
 
     # --- the engine's thread --------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Step while there is work; return once stopped. The last batch says goodbye."""
+    def run(self) -> str:
+        """Step while there is work; return once stopped, with the reason. The last batch says goodbye."""
         try:
             while not self._stopping.is_set():
                 self._run_commands(self._seconds_to_next_step())
@@ -130,6 +130,7 @@ class EngineService:
             raise
         finally:
             self._engine.stop(self._stop_reason)
+        return self._stop_reason
 
     def _pause_at_breakpoint(self) -> None:
         hit = self._engine.breakpoints.take_hit()
