@@ -4,6 +4,7 @@ Few pairs of head sizes, since each costs a compilation; many lengths, block siz
 the contexts, and so every block of another sequence, holds NaN.
 """
 
+import gc
 import itertools
 
 import pytest
@@ -133,3 +134,14 @@ def test_large_pages_that_touch_are_asked_for_at_once():
     page = HUGE_PAGE_BYTES
     areas = [(9 * page, 1), (page + 5, page), (3 * page - 1, 2), (5 * page, page)]
     assert _whole_pages(areas) == [(page, 4 * page), (5 * page, 6 * page), (9 * page, 10 * page)]
+
+
+def test_a_cache_that_is_gone_is_forgotten(make_case, backend):
+    for _ in range(2):
+        case = make_case([1], [9], head_size=64, group_size=3)
+        assert relative_error(backend, case) <= LIMIT[torch.float32]
+        known = len(backend._known_caches)
+        assert known >= 2
+        del case
+        gc.collect()
+        assert len(backend._known_caches) == known - 2

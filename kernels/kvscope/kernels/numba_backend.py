@@ -1,6 +1,7 @@
 """The default on a CPU: a compiled kernel that reads K and V in place, shared out over the cores by this module."""
 
 import sys
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -63,6 +64,7 @@ class NumbaBackend(TorchBackend):
     def __init__(self) -> None:
         super().__init__()
         self._planned_batch: PagedBatch | None = None
+        self._known_caches: dict[int, tuple[weakref.ref[Tensor], NDArray[Any], CacheLayout]] = {}
         self._tile_plans: dict[int, Plan] = {}
         self._scratch: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
 
@@ -108,7 +110,7 @@ class NumbaBackend(TorchBackend):
             return super().attention(
                 query, key_cache, value_cache, batch, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
             )
-        (keys, layout), (values, value_layout) = cache_rows(key_cache), cache_rows(value_cache)
+        (keys, layout), (values, value_layout) = self._rows(key_cache), self._rows(value_cache)
         if value_layout != layout:
             raise ValueError(f"K and V caches differ in layout: {layout} and {value_layout}")
         plan = self._tiles(batch, layout.num_kv_heads)
@@ -135,6 +137,14 @@ class NumbaBackend(TorchBackend):
 
         share_out(work_off, plan.stretches)
         return output.to(query.dtype)
+
+    def _rows(self, cache: Tensor) -> tuple[NDArray[Any], CacheLayout]:
+        """See `cache_rows`; remembered as long as the tensor is there."""
+        key = id(cache)
+        if key not in self._known_caches:
+            forget = weakref.ref(cache, lambda _: self._known_caches.pop(key, None))
+            self._known_caches[key] = (forget, *cache_rows(cache))
+        return self._known_caches[key][1:]
 
     def _tiles(self, batch: PagedBatch, num_kv_heads: int) -> Plan:
         """The tiles of this step, shared by all its layers with as many heads."""
