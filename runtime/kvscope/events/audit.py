@@ -88,11 +88,7 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
         case ev.BlocksSwappedOut() | ev.BlocksSwappedIn() | ev.HostBlocksReleased():
             messages = _check_swap(state, event)
         case ev.BlocksAllocated():
-            messages = [(2, f"P{b} handed out while held") for b in event.block_ids if _refs(state, b) > 0]
-            messages += [(2, f"P{b} handed out while cached") for b in event.block_ids if _is_cached(state, b)]
-            if len({*event.block_ids}) < len(event.block_ids):
-                messages += [(2, f"P{b} handed out twice") for b, n in Counter(event.block_ids).items() if n > 1]
-            messages += _check_run(state, event)
+            messages = _check_allocation(state, event)
         case ev.BlockCopied():
             messages = _check_copy(state, event)
         case ev.SlotsWritten():
@@ -108,6 +104,14 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
         case _:
             messages = []
     return [Finding(rule, message, state.step) for rule, message in messages]
+
+
+def _check_allocation(state: EngineState, event: ev.BlocksAllocated) -> list[tuple[int, str]]:
+    messages = [(2, f"P{b} handed out while held") for b in event.block_ids if _refs(state, b) > 0]
+    messages += [(2, f"P{b} handed out while cached") for b in event.block_ids if _is_cached(state, b)]
+    if len({*event.block_ids}) < len(event.block_ids):
+        messages += [(2, f"P{b} handed out twice") for b, n in Counter(event.block_ids).items() if n > 1]
+    return messages + _check_run(state, event)
 
 
 def _check_run(state: EngineState, event: ev.BlocksAllocated) -> list[tuple[int, str]]:
