@@ -66,13 +66,27 @@ def _replace_constant(name: str, old: object, new: int) -> None:
 def _replace_functions(old: Any, new: Any) -> None:
     if isinstance(new, type):
         for name, member in vars(new).items():
-            _replace_functions(vars(old).get(name), member)
+            before = vars(old).get(name)
+            if isinstance(member, types.FunctionType) and isinstance(before, types.FunctionType):
+                _replace_method(old, before, member)
+            else:
+                _replace_functions(before, member)
     elif isinstance(new, property):
         _replace_functions(old.fget, new.fget)
     elif hasattr(new, "__wrapped__"):  # lru_cache
         _replace_functions(old.__wrapped__, new.__wrapped__)
     elif isinstance(new, types.FunctionType) and old.__code__.co_freevars == new.__code__.co_freevars:
         old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
+
+
+def _replace_method(owner: type, old: types.FunctionType, new: types.FunctionType) -> None:
+    """A method that calls `super()` has the class in its closure: that of the old class."""
+    if old.__code__.co_freevars == new.__code__.co_freevars:
+        _replace_functions(old, new)
+        return
+    closure = tuple(types.CellType(owner) for _ in new.__code__.co_freevars)
+    method = types.FunctionType(new.__code__, old.__globals__, old.__name__, new.__defaults__, closure)
+    setattr(owner, old.__name__, method)
 
 
 class Campaign:
