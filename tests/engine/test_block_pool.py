@@ -148,6 +148,20 @@ def test_a_copy_leaves_what_is_reserved_behind_it() -> None:
     assert (parent.block_table, child.block_table) == ([0, 1, 2], [0, 3, 2])
 
 
+@pytest.mark.parametrize("num_sharing", [2, 3, 5])
+def test_all_that_write_into_what_they_share_need_a_copy_but_the_last(num_sharing: int) -> None:
+    tables = BlockTables(BlockPool(16, 4), [])
+    family = [Sequence(f"r.{index}", index, [1] * 9) for index in range(num_sharing)]
+    tables.grow(family[0], 6)
+    family[0].num_computed = 6
+    for sequence in family[1:]:
+        tables.fork(family[0], sequence)
+    extents = [Extent(sequence, 6, 7) for sequence in family]
+    assert tables.blocks_needed(extents) == num_sharing - 1
+    assert len([copy for extent in extents for copy in tables.prepare(extent)]) == num_sharing - 1
+    assert tables.blocks_needed(extents) == 0
+
+
 class World(NamedTuple):
     """Everything that decides what can happen next, in a form that can be compared."""
 

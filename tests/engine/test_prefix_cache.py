@@ -233,7 +233,9 @@ def test_real_tokens_are_the_same_with_and_without(real_engine: Any, tiny: Loade
 def test_a_fully_known_prompt_is_no_miss(cached: Any) -> None:
     run(cached, "a", PROMPT[:8])
     run(cached, "b", PROMPT[:8])
-    assert (lookups(cached)[1].num_hit_tokens, lookups(cached)[1].miss) == (4, None)
+    run(cached, "c", PROMPT[:9])  # one token to compute, behind two full blocks
+    found = [(lookup.request_id, lookup.num_hit_tokens, lookup.miss) for lookup in lookups(cached)]
+    assert found == [("a", 0, "nothing_shared"), ("b", 4, None), ("c", 8, None)]
 
 
 def test_blocks_held_by_others_do_not_count_as_needed(fake_engine: Any) -> None:

@@ -68,9 +68,7 @@ class BlockTables:
         count = self.pool.blocks_for(num_positions) - len(table)
         if count <= 0:
             return
-        block_ids, evicted = self.pool.allocate(count)
-        if evicted:
-            self._evict(evicted, sequence)
+        block_ids = self.allocate(count, sequence)
         self._events.append(
             ev.BlocksAllocated(sequence_id=sequence.sequence_id, first_logical_block=len(table), block_ids=block_ids)
         )
