@@ -216,6 +216,7 @@ class EventsPane(FollowingPane):
         self._pointed: LogEntry | None = None
         self._last: LogEntry | None = None  # the newest entry, when the longest was looked for
         self._longest = 0
+        self._is_brief = False
         self._text, self._query = "", EVERYTHING
 
     def show(self, log: tuple[LogEntry, ...]) -> None:
@@ -261,11 +262,15 @@ class EventsPane(FollowingPane):
     def on_resize(self) -> None:
         self.follow()
 
+    def before_lines(self) -> None:
+        super().before_lines()
+        self._is_brief = self.content_width < BRIEF_WIDTH
+
     def line_at(self, y: int) -> Strip:
         if y >= len(self._log):
             return Strip([])
         entry = self._log[y]
-        strip = draw_entry(entry, self._glyphs, brief=self.content_width < BRIEF_WIDTH)
+        strip = draw_entry(entry, self._glyphs, brief=self._is_brief)
         return strip.apply_style(theme.ROW) if entry is self._pointed else strip
 
     def action_point(self, step: int) -> None:
