@@ -11,9 +11,12 @@ from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.widgets import OptionList
 
-from kvscope.dashboard.keys import KEYS
+from kvscope.dashboard.glyphs import UNICODE
+from kvscope.dashboard.header import draw_banner, draw_header
+from kvscope.dashboard.keys import KEYS, PANES
 from kvscope.dashboard.themed import Look
 from kvscope.transport.recording import ReplaySource
+from kvscope.transport.source import Status
 
 
 def textuals_own() -> set[str]:
@@ -82,6 +85,35 @@ async def test_every_key_of_the_table_can_be_another():
         await pilot.press("minus")
         await pilot.press("Z")
         await until(pilot, lambda: grid.layout_now.zoom == zoom + 1, "the new key, and only it")
+
+
+async def test_every_hint_names_the_key_in_force():
+    """With other keys for everything, neither the screens nor the palette name one of the table's."""
+    letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    keymap = {key.name: f"alt+{next(letters)}" for key in KEYS}
+    async with running(live(), (160, 45), look=Look(keymap=keymap)) as (app, pilot):
+        names = app.key_names
+        text = screen_text(app)
+        for pane in PANES.keys() - {"insight", "host"}:
+            assert f"─ {names.pane(pane)} " in text, pane
+        assert f"{names['help']} help" in text
+        assert f"  {names['zoom-in']} {names['zoom-out']} {names['zoom-auto']} " in text
+        entries = [title for title, _, target in app.palette_entries(None) if target is app]
+        assert all(title.endswith(f"({keymap[key.name]})") for title in entries for key in KEYS if key.about in title)
+        app.action_help()
+        await until(pilot, lambda: "Everywhere" in screen_text(app), "the help")
+        lines = app.screen.query_one("#help-pane").text().splitlines()
+        for key in KEYS:
+            line = next(line for line in lines if key.about[:40] in line)
+            assert line.split()[0] == keymap[key.name], line
+        app.pop_screen()
+        app.action_cancel()
+        await until(pilot, lambda: f"first: {names['requests']}, then" in screen_text(app), "the notice")
+    for draw in (draw_banner, lambda *given, **keys: [draw_header(given[0], "x", *given[1:], **keys)]):
+        frame = app._frame._replace(status=Status.HISTORY)
+        words = "".join(strip.text for strip in draw(frame, UNICODE, 160, 0.0, keys=names))
+        assert " L or End " not in words
+        assert names["live"] in words or names["palette"] in words
 
 
 async def test_escape_backs_out_one_level_at_a_time():

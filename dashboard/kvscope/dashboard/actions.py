@@ -87,10 +87,10 @@ class ActionsApp(BookmarkingApp):
         if control is None:
             return
         if self._past is not None:
-            self.tell("this is the past: L goes to the live engine", severity="warning")
+            self.tell(f"this is the past: {self.key_names['live']} goes to the live engine", severity="warning")
             return
         if chosen is None:
-            self.tell("select a request first: 2, then up or down", severity="warning")
+            self.tell(f"select a request first: {self.key_names['requests']}, then up or down", severity="warning")
             return
         request_id = chosen[0].request_id
         self._ask(lambda: control.cancel(request_id), f"cancel {request_id}")
@@ -209,13 +209,9 @@ class ActionsApp(BookmarkingApp):
         """What each is called, its action, and whose it is."""
         named = {key.action: key for key in reversed(KEYS) if self._can(key.needs)}
         for action, key in reversed(named.items()):
-            yield _titled(key.about, key.keys), action, self
+            yield f"{key.about}  ({self.key_names.all(key)})", action, self
         for binding in own_bindings(focused) if focused is not None else ():
-            yield _titled(f"{focused.id}: {binding.description}", binding.key), binding.action, focused
+            yield f"{focused.id}: {binding.description}  ({key_names(binding.key)})", binding.action, focused
 
     def _runner(self, action: str, target: DOMNode) -> Callable[[], object]:
         return lambda: self.call_later(self.run_action, action, target)
-
-
-def _titled(about: str, keys: str) -> str:
-    return f"{about}  ({key_names(keys)})"

@@ -101,7 +101,9 @@ class DashboardApp(ActionsApp):
                     yield Pools(glyphs, id="pools")
                     yield BlockPane(glyphs, id="block")
                 with Vertical(id="right"):
-                    hint = "no requests yet" + ("" if self._source.control is None else ": press i and type a prompt")
+                    hint = "no requests yet" + (
+                        "" if self._source.control is None else f": press {self.key_names['prompt']} and type a prompt"
+                    )
                     yield RequestsPane(glyphs, id="requests", hint=hint)
                     yield TablePane(glyphs, id="table")
                     yield TextPane(glyphs, id="text")
@@ -194,13 +196,16 @@ class DashboardApp(ActionsApp):
         if not self.is_running:
             return  # as above
         frame, base, width = self.with_distance(self._frame), self.screen_stack[0], self.size.width
+        keys = self.key_names
         self.end_broken_recording()
         recording = self._recording.name if self._recording is not None else ""
         age_s = max(time.monotonic() - frame.status_since, 0.0)
         strips = {
-            "#header": [draw_header(frame, self._source_title, self._glyphs, width, age_s, recording=recording)],
+            "#header": [
+                draw_header(frame, self._source_title, self._glyphs, width, age_s, recording=recording, keys=keys)
+            ],
             "#gauge": draw_gauge(frame, self._glyphs, width),
-            "#banner": draw_banner(frame, self._glyphs, width, age_s),
+            "#banner": draw_banner(frame, self._glyphs, width, age_s, keys=keys),
         }
         for selector, lines in strips.items():
             base.query_one(selector, StripWidget).show(lines)
@@ -223,10 +228,11 @@ class DashboardApp(ActionsApp):
             is_chosen = self._cursor is not None or pool is self._frame.host
             titles["block"] = f"Block {pool.name(block_id)}" + ("" if is_chosen else ", touched last")
         one_at_a_time = base.has_class(Arrangement.COMPACT.value) and not base.has_class("-tall")
-        others = [f"{n} {PANES[name]}" for n, name in enumerate(PANES, start=1) if name not in (*POOLS, self._front)]
-        for number, (name, title) in enumerate(titles.items(), start=1):
+        key_of = self.key_names.pane
+        others = [f"{key_of(name)} {PANES[name]}" for name in PANES if name not in (*POOLS, self._front)]
+        for name, title in titles.items():
             pane = base.query_one(f"#{name}", StripPane)
-            pane.set_title(f"{number} {title}")
+            pane.set_title(f"{key_of(name)} {title}")
             if name not in POOLS:
                 pane.set_subtitle("  ".join(others) if one_at_a_time and name == self._front else "")
 
@@ -286,7 +292,7 @@ class DashboardApp(ActionsApp):
         self._draw()
 
     def on_events_pane_jumped(self, message: EventsPane.Jumped) -> None:
-        """To the event's moment, where there is a past to move in, and to its block and request."""
+        """To the event's block and request, and to its moment: of a live engine, the view is frozen first."""
         entry = message.entry
         blocks, name = blocks_of(entry), sequence_of(entry.event) or request_of(entry.event)
         if blocks:

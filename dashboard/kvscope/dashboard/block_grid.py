@@ -15,7 +15,7 @@ from kvscope.dashboard.cells import STYLES, Cells, make_cells
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid import draw_row, legend, row_label
 from kvscope.dashboard.grid_layout import NO_LIGHT, GridLayout, Light, Zoom, lay_out
-from kvscope.dashboard.pane import StripPane
+from kvscope.dashboard.pane import StripPane, key_names_of
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
 from kvscope.dashboard.sparing import Opening
 from kvscope.dashboard.strips import make_strip
@@ -196,7 +196,8 @@ class BlockGrid(StripPane):
     def _zoom_words(self) -> str:
         layout = self.layout_now
         zoom = layout.zoom.name.lower() if self._zoom is not None else f"{layout.zoom.name.lower()} (auto)"
-        return f"zoom: {zoom}  + - 0"
+        keys = key_names_of(self)
+        return f"zoom: {zoom}  {keys['zoom-in']} {keys['zoom-out']} {keys['zoom-auto']}"
 
     def change_zoom(self, step: int | None) -> None:
         """Nearer (-1) or denser (+1) than what is shown; None goes back to automatic."""

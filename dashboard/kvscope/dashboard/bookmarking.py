@@ -44,6 +44,7 @@ class BookmarkingApp(TimeTravelApp):
         player.mark(Place(index.after_seq(one.seq), one.event) for one in bookmarks if first <= one.seq <= last)
 
     async def _ask_for_note(self) -> None:
+        """About the moment on show: a player stops first, so that it stays that one while the user writes."""
         if self._player is not None:
             await asyncio.to_thread(self._player.pause)
         moment, bookmarks = self._moment_on_show(), self._bookmarks_on_show()

@@ -4,7 +4,6 @@ A list belongs to an engine life, not to a file: it is there for every recording
 whoever wrote it.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -17,9 +16,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.state_files import append_line, read_lines
 from kvscope.transport.recording.bookmarks import MAX_NOTE_CHARACTERS, Bookmark, clean, latest
 
-MAX_BYTES = 1 << 20  # of a list that is read; only its end counts
 _decoder = msgspec.json.Decoder(Bookmark)
 
 
@@ -41,21 +40,12 @@ class BookmarkList:
     def add(self, bookmark: Bookmark) -> None:
         """In memory, then on disk. Raises OSError: it is kept until the dashboard is left."""
         self._latest = latest([*self._latest, bookmark])
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        with open(os.open(self._path, flags, 0o600), "wb") as file:  # noqa: PTH123 - the mode
-            file.write(msgspec.json.encode(bookmark) + b"\n")
+        append_line(self._path, msgspec.json.encode(bookmark))
 
 
 def _read(path: Path) -> list[Bookmark]:
     """Lines that are none are skipped."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - MAX_BYTES, 0))
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    return [bookmark for line in lines if (bookmark := _parse(line)) is not None]
+    return [bookmark for line in read_lines(path) if (bookmark := _parse(line)) is not None]
 
 
 def _parse(line: bytes) -> Bookmark | None:

@@ -1,13 +1,13 @@
 """Charts out of characters: a stacked area, and a line of bars. Told by glyph first, by colour second. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.strips import Part, make_strip
+from kvscope.dashboard.strips import Part, make_strip, merged
 
 AXIS_WIDTH = 14
 
@@ -62,14 +62,3 @@ def draw_bars(values: Sequence[float | None], peak: float, style: Style, glyphs:
         for value in values
     )
     return merged((sign, style) for sign in signs)
-
-
-def merged(parts: Iterable[Part]) -> list[Part]:
-    """Neighbours of one style as one part."""
-    found: list[Part] = []
-    for text, style in parts:
-        if found and found[-1][1] is style:
-            found[-1] = (found[-1][0] + text, style)
-        elif text:
-            found.append((text, style))
-    return found

@@ -68,7 +68,7 @@ RecordMaxSize = Annotated[
     int | None,
     typer.Option(parser=parse_size, help="Go on in a new file, FILE.0002, ... when one has this size.", metavar="SIZE"),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the recording if it exists.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
 Key = Annotated[
     Path | None, typer.Option(help="Your .key_secret file; the one of `kvscope keys new` unless set.", metavar="FILE")
 ]

@@ -12,7 +12,7 @@ from kvscope.dashboard.cells import Cells, make_cells
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid_layout import SLOTS_TAIL, GridLayout, Light, Zoom
 from kvscope.dashboard.pool_frame import PoolFrame
-from kvscope.dashboard.strips import Part, make_strip, measure
+from kvscope.dashboard.strips import Part, make_strip, measure, merged
 
 
 def block_glyph(ref_count: int, num_written: int, block_size: int, glyphs: Glyphs) -> str:
@@ -44,7 +44,7 @@ def draw_row(
     draw = _draw_slots if layout.zoom is Zoom.SLOTS else _draw_block
     blocks = range(start, min(start + layout.blocks_per_row, pool.num_blocks))
     parts = [part for block_id in blocks for part in draw(pool, block_id, light, glyphs, layout.cell_width)]
-    return make_strip(_merged([*label, *parts]), width)
+    return make_strip(merged([*label, *parts]), width)
 
 
 def row_label(pool: PoolFrame, layout: GridLayout, row: int) -> str:
@@ -109,17 +109,6 @@ def _draw_block(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, ce
         name = [(label, name_style(block_id, light))]
     room = cell_width - measure(name) - 1 - len(digit)
     return [*name, (glyph, style), (digit, theme.SHARED), (" " * room, theme.PLAIN)]
-
-
-def _merged(parts: list[Part]) -> list[Part]:
-    """Neighbours of one style as one part: fewer escape sequences, less to compare."""
-    merged: list[Part] = []
-    for text, style in parts:
-        if merged and merged[-1][1] is style:
-            merged[-1] = (merged[-1][0] + text, style)
-        elif text:
-            merged.append((text, style))
-    return merged
 
 
 def legend(layout: GridLayout, glyphs: Glyphs) -> list[Part]:

@@ -6,6 +6,7 @@ from textual.strip import Strip
 from kvscope.dashboard import theme
 from kvscope.dashboard.frames import Behind, Frame
 from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.keys import DEFAULT_NAMES, KeyNames
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure, pad
 from kvscope.transport.source import Status
@@ -15,7 +16,16 @@ MIN_BAR_WIDTH = 34  # beside the numbers; a shorter bar says too little
 _GAP: Part = ("  ", theme.PLAIN)
 
 
-def draw_header(frame: Frame, title: str, glyphs: Glyphs, width: int, age_s: float, *, recording: str = "") -> Strip:
+def draw_header(
+    frame: Frame,
+    title: str,
+    glyphs: Glyphs,
+    width: int,
+    age_s: float,
+    *,
+    recording: str = "",
+    keys: KeyNames = DEFAULT_NAMES,
+) -> Strip:
     """Name, model, connection state, step, rate.
 
     `age_s` is how long the connection has been in its state, `recording` the file that the watched is recorded to.
@@ -29,9 +39,9 @@ def draw_header(frame: Frame, title: str, glyphs: Glyphs, width: int, age_s: flo
         left += [(f" {glyphs.dot} REC ", theme.CHIP_NOTICE), (name, theme.TEXT), _GAP]
     left += [("step ", theme.SOFT), (f"{frame.step}", theme.STRONG), _GAP]
     left += _rate_words(frame)
-    right: list[Part] = [("?", theme.BRAND), (" help ", theme.SOFT)]
+    right: list[Part] = [(keys["help"], theme.BRAND), (" help ", theme.SOFT)]
     if width >= 110:
-        right += [(" ^p", theme.BRAND), (" palette ", theme.SOFT)]
+        right += [(f" {keys['palette']}", theme.BRAND), (" palette ", theme.SOFT)]
     number: list[Part] = [_GAP, ("seq ", theme.SOFT), ("-" if frame.seq is None else f"{frame.seq}", theme.TEXT)]
     if measure([*left, *number, *right]) < width:
         left += number
@@ -184,7 +194,9 @@ def format_bytes(count: int) -> str:
     return f"{size:.0f} {units[0]}" if size >= 10 or units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
-def draw_banner(frame: Frame, glyphs: Glyphs, width: int, age_s: float) -> list[Strip]:
+def draw_banner(
+    frame: Frame, glyphs: Glyphs, width: int, age_s: float, *, keys: KeyNames = DEFAULT_NAMES
+) -> list[Strip]:
     """What the user must know before believing the picture; nothing when all is well."""
     strips = []
     if frame.findings:
@@ -192,7 +204,7 @@ def draw_banner(frame: Frame, glyphs: Glyphs, width: int, age_s: float) -> list[
         more = f"  (+{len(frame.findings) - 1} more)" if len(frame.findings) > 1 else ""
         text = f" {glyphs.cross} AUDIT: invariant {first.rule} broken at step {first.step}: {first.message}{more}"
         strips.append(make_strip([(pad(clip(text, width, glyphs), width), theme.BANNER_BAD)]))
-    freshness = _freshness(frame, age_s)
+    freshness = _freshness(frame, age_s, keys)
     if freshness is not None:
         strips.append(
             make_strip([(pad(clip(f" {glyphs.warning} {freshness}", width, glyphs), width), theme.BANNER_CALM)])
@@ -200,7 +212,7 @@ def draw_banner(frame: Frame, glyphs: Glyphs, width: int, age_s: float) -> list[
     return strips
 
 
-def _freshness(frame: Frame, age_s: float) -> str | None:
+def _freshness(frame: Frame, age_s: float, keys: KeyNames) -> str | None:
     detail = f": {frame.status_detail}" if frame.status_detail else ""
     match frame.status:
         case Status.STALE:
@@ -214,7 +226,7 @@ def _freshness(frame: Frame, age_s: float) -> str | None:
         case Status.ENDED:
             return f"ENDED{detail or ': the engine said goodbye'}; the last picture stays"
         case Status.HISTORY:
-            return f"HISTORY{detail}: {_history_words(frame.behind)}; L or End returns"
+            return f"HISTORY{detail}: {_history_words(frame.behind)}; {keys['live']} or {keys['end']} returns"
         case Status.REPLAY if frame.status_detail:
             return f"RECORDING: {frame.status_detail}"
         case _:

@@ -11,8 +11,8 @@ from textual.strip import Strip
 from kvscope.dashboard import theme
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.keys import KEYS, key_names
-from kvscope.dashboard.pane import StripPane
+from kvscope.dashboard.keys import DEFAULT_NAMES, KEYS, KeyNames, key_names
+from kvscope.dashboard.pane import StripPane, key_names_of
 from kvscope.dashboard.panes import EventsPane, RequestsPane
 from kvscope.dashboard.prompt import PromptInput
 from kvscope.dashboard.strips import Part, make_strip, wrap_parts
@@ -37,15 +37,15 @@ _ABOUT = {
 _PANE_KEYS = {"grid": BlockGrid, "host": BlockGrid, "requests": RequestsPane, "table": TablePane, "events": EventsPane}
 
 
-def draw_help(glyphs: Glyphs, width: int, focused: str | None = None) -> list[Strip]:
+def draw_help(glyphs: Glyphs, width: int, focused: str | None = None, *, keys: KeyNames = DEFAULT_NAMES) -> list[Strip]:
     """The focused pane's own keys, then all keys by the place they work in, then the legend."""
     strips: list[Strip] = []
     if focused in _ABOUT:
         strips += _place(focused, width)
-    everywhere = [(key_names(key.keys), key.about + _needs(key.needs)) for key in KEYS if key.needs not in _PAST]
+    everywhere = [(keys.all(key), key.about + _needs(key.needs)) for key in KEYS if key.needs not in _PAST]
     moving = [("F2 F3 F4 ...", "The pane of that number, also while writing"), ("Tab", "Next pane")]
     strips += _section("Everywhere", [*everywhere, *moving], width)
-    past = [(key_names(key.keys), key.about) for key in KEYS if key.needs in _PAST]
+    past = [(keys.all(key), key.about) for key in KEYS if key.needs in _PAST]
     strips += _section("In a recording, and in an engine's past", past, width)
     for name in (*_PANE_KEYS, "prompt"):
         if name not in (focused, "host"):  # the host pool's keys are the block pool's
@@ -104,7 +104,7 @@ class HelpPane(StripPane):
         self._glyphs, self._focused = glyphs, focused
 
     def draw(self, width: int) -> list[Strip]:
-        return draw_help(self._glyphs, width, self._focused)
+        return draw_help(self._glyphs, width, self._focused, keys=key_names_of(self))
 
 
 class HelpScreen(ModalScreen[None]):

@@ -1,6 +1,7 @@
 """Every key of the dashboard, in one table: the app binds it, the help screen and the palette are written from it."""
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from textual.binding import Binding
@@ -46,7 +47,7 @@ KEYS = (
     Key("colon,ctrl+p", "command_palette", "palette", "Palette: every action by name"),
     Key("question_mark,f1", "help", "help", "This list of keys"),
     Key("q", "quit", "quit", "Leave"),
-    Key("L", "live", "LIVE", "Leave the past for the live engine; End does it too", "history"),
+    Key("L", "live", "LIVE", "Leave the past for the live engine", "history"),
     Key("space", "play", "play", "Play or pause", "recording"),
     Key("b,backspace", "step_back", "back", "One batch back", "recording"),
     Key("right_square_bracket", "move('next_notable')", "notable", f"To the next {NOTABLE}", "recording"),
@@ -164,6 +165,29 @@ _CHARACTERS = {character: name for name, character in _NAMES.items() if len(char
 def key_names(keys: str) -> str:
     """`plus,equals_sign` as `+ =`."""
     return " ".join(_NAMES.get(key, key.replace("ctrl+", "Ctrl+")) for key in keys.split(","))
+
+
+class KeyNames:
+    """The keys in force: the user's own on top of those of the table. Every hint on the screen names these."""
+
+    def __init__(self, keymap: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._keymap = keymap
+
+    def all(self, key: Key) -> str:
+        return key_names(self._keymap.get(key.name, key.keys))
+
+    def __getitem__(self, name: str) -> str:
+        """The first key of the action that settings call so."""
+        return self.all(_BY_NAME[name]).split(" ")[0]
+
+    def pane(self, pane: str) -> str:
+        """The key that goes to a pane."""
+        return self.all(_BY_ACTION[f"pane('{pane}')"]).split(" ")[0]
+
+
+_BY_NAME = {key.name: key for key in KEYS}
+_BY_ACTION = {key.action: key for key in KEYS}
+DEFAULT_NAMES = KeyNames()
 
 
 def typed_keys(keys: str) -> str:

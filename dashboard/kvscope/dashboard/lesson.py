@@ -226,4 +226,8 @@ class LessonApp(DashboardApp):
             if (control := self._source.control) is not None:
                 self._ask(control.resume, "resume")
             self.refresh_bindings()
-            self.tell("The engine runs on and the keyboard is yours: i writes a prompt, ? lists the keys")
+            keys = self.key_names
+            self.tell(
+                f"The engine runs on and the keyboard is yours: {keys['prompt']} writes a prompt, "
+                f"{keys['help']} lists the keys"
+            )

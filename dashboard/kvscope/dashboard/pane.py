@@ -13,6 +13,7 @@ from textual.widget import Widget
 
 from kvscope.dashboard.direct import DirectWidget
 from kvscope.dashboard.filters import Query
+from kvscope.dashboard.keys import DEFAULT_NAMES, KeyNames
 from kvscope.dashboard.palettes import Recolour
 from kvscope.dashboard.sparing import Opening
 from kvscope.dashboard.themed import ThemedApp
@@ -23,6 +24,11 @@ MAX_COPIED_LINES = 2000
 def _recolour(widget: Widget) -> Recolour:
     """From the colours of drawing to those of the theme."""
     return widget.app.recolour if isinstance(widget.app, ThemedApp) else Recolour()
+
+
+def key_names_of(widget: Widget) -> KeyNames:
+    """The keys in force where this widget is."""
+    return widget.app.key_names if isinstance(widget.app, ThemedApp) else DEFAULT_NAMES
 
 
 def own_bindings(widget: Widget) -> list[Binding]:

@@ -14,7 +14,7 @@ from kvscope.dashboard.filters import EVERYTHING, SORTS, Query, filter_log
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
-from kvscope.dashboard.pane import MAX_COPIED_LINES, FollowingPane, LazyPane, StripPane
+from kvscope.dashboard.pane import MAX_COPIED_LINES, FollowingPane, LazyPane, StripPane, key_names_of
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
 from kvscope.dashboard.requests import Rows, draw_request_row, last_preemptions, list_rows, row_facts
 from kvscope.dashboard.selection import Shown
@@ -74,7 +74,8 @@ class RequestsPane(LazyPane):
 
     def draw_line(self, y: int, width: int) -> Strip:
         if self._frame is None or y >= len(self._rows):
-            hint = "no request passes the filter: / changes it" if self._query != EVERYTHING else self._hint
+            changed_by = f"{key_names_of(self)['filter']} changes it"
+            hint = f"no request passes the filter: {changed_by}" if self._query != EVERYTHING else self._hint
             return make_strip([(f" {hint}", theme.SOFT)], width)
         frame, row, preempted, lit, glyphs = self._frame, self._rows[y], self._preempted, self._lit, self._glyphs
         chosen, entry = row.key == self._selected, preempted.get(row.request.request_id)

@@ -27,7 +27,6 @@ Files = Annotated[
 ]
 Endpoint = Annotated[str | None, typer.Argument(help="Name, socket directory, or tcp://host:port.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
 
 
 def check(
@@ -134,7 +133,7 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to; standard output unless given.", metavar="FILE")
     ] = None,
-    force: Force = False,
+    force: flags.Force = False,
 ) -> int:
     """A recording as plain data: its events as JSON lines, its pool over time as CSV, or the screen at a moment.
 
@@ -188,7 +187,7 @@ def record(
     output: Annotated[Path, typer.Option("--output", "-o", help="The recording.", metavar="FILE", show_default=False)],
     endpoint: Endpoint = None,
     record_max_size: flags.RecordMaxSize = None,
-    force: Force = False,
+    force: flags.Force = False,
     seconds: Annotated[
         float | None, typer.Option("--for", min=0.1, help="End by itself after this time.", metavar="SECONDS")
     ] = None,

@@ -6,8 +6,8 @@ from textual.strip import Strip
 
 from kvscope.dashboard import theme
 from kvscope.dashboard.strips import make_strip
+from kvscope.dashboard.terminal import MIN_COLUMNS, MIN_ROWS
 
-MIN_WIDTH, MIN_HEIGHT = 60, 20
 FULL_WIDTH, FULL_HEIGHT = 108, 30
 
 
@@ -20,7 +20,7 @@ class Arrangement(Enum):
 
 
 def arrange(width: int, height: int) -> Arrangement:
-    if width < MIN_WIDTH or height < MIN_HEIGHT:
+    if width < MIN_COLUMNS or height < MIN_ROWS:
         return Arrangement.SMALL
     if width < FULL_WIDTH or height < FULL_HEIGHT:
         return Arrangement.COMPACT
@@ -29,8 +29,8 @@ def arrange(width: int, height: int) -> Arrangement:
 
 def draw_too_small(width: int, height: int) -> list[Strip]:
     """The message that takes the place of the panes, in the middle of what little there is."""
-    lines = ["terminal too small", f"{width}x{height}, needs at least {MIN_WIDTH}x{MIN_HEIGHT}"]
+    lines = ["terminal too small", f"{width}x{height}, needs at least {MIN_COLUMNS}x{MIN_ROWS}"]
     if width >= 50:
-        lines = [f"terminal too small: {width}x{height}, needs at least {MIN_WIDTH}x{MIN_HEIGHT}"]
+        lines = [f"terminal too small: {width}x{height}, needs at least {MIN_COLUMNS}x{MIN_ROWS}"]
     above = [make_strip([], width)] * max((height - len(lines)) // 2, 0)
     return [*above, *(make_strip([(line.center(width), theme.NOTICE)], width) for line in lines)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvscope.dashboard.errors import CommandError
 from kvscope.dashboard.go_to import parse_destination
 from kvscope.dashboard.opening import dashboard_look
+from kvscope.dashboard.terminal import MIN_COLUMNS, MIN_ROWS
 from kvscope.transport.recording import Player, ReplaySource
 from kvscope.transport.timetravel import Track
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from kvscope.dashboard.app import DashboardApp
 
 MOMENTS = "start, end, step:412, seq:4211 or time:12.5s"
-MIN_SIZE, MAX_SIZE = (60, 20), (500, 200)
+MIN_SIZE, MAX_SIZE = (MIN_COLUMNS, MIN_ROWS), (500, 200)
 AUDIT_WAIT_S = 30.0  # a longer audit is drawn as far as it has come, and says so
 POLL_S, LOOKS = 0.02, 4
 
@@ -28,7 +29,7 @@ def parse_size(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,4})x(\d{1,4})", text, re.ASCII)
     size = (int(found[1]), int(found[2])) if found is not None else (0, 0)
     if not all(low <= value <= high for low, value, high in zip(MIN_SIZE, size, MAX_SIZE, strict=True)):
-        raise CommandError("--size is COLUMNSxROWS, from 60x20 to 500x200")
+        raise CommandError(f"--size is COLUMNSxROWS, from {MIN_COLUMNS}x{MIN_ROWS} to {MAX_SIZE[0]}x{MAX_SIZE[1]}")
     return size
 
 

@@ -20,6 +20,17 @@ def make_strip(parts: Iterable[Part], width: int | None = None) -> Strip:
     return strip if width is None else strip.adjust_cell_length(width)
 
 
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """Neighbours of one style as one part: fewer escape sequences, less to compare."""
+    found: list[Part] = []
+    for text, style in parts:
+        if found and found[-1][1] is style:
+            found[-1] = (found[-1][0] + text, style)
+        elif text:
+            found.append((text, style))
+    return found
+
+
 def measure(parts: Iterable[Part]) -> int:
     return sum(cell_len(text) for text, _ in parts)
 

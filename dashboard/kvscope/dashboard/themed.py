@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvscope.dashboard import palettes
+from kvscope.dashboard.keys import KeyNames
 from kvscope.dashboard.palettes import Recolour
 from kvscope.dashboard.sparing import SparingApp
 
@@ -37,6 +38,7 @@ class ThemedApp(SparingApp):
             wanted = palettes.DARK_THEME
         self.theme = wanted
         self.set_keymap(dict(self._look.keymap))
+        self.key_names = KeyNames(self._look.keymap)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Cell colours under a theme that brings none: ours for its ground."""

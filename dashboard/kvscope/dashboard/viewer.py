@@ -54,7 +54,7 @@ def _why_no_control(is_closed: bool, read_only: bool) -> str:
 
 
 def attach_over_ssh(address: str, flags: ScreenFlags, *, key: Path | None, read_only: bool) -> int:
-    """The same for an engine behind ssh://. Raises CommandError, also for what ssh cannot do."""
+    """Watch an engine behind ssh:// until the user leaves. Raises CommandError, also for what ssh cannot do."""
     from kvscope.dashboard.ssh_tunnel import parse_ssh, tunnel
 
     target = parse_ssh(address)
