@@ -233,6 +233,33 @@ async def test_leaving_waits_for_answers_that_would_else_be_typed_into_the_shell
         reader.join()
 
 
+async def test_an_answer_that_comes_after_a_stall_is_no_receipt_for_a_later_frame(monkeypatch):
+    async with on_a_line(monkeypatch, live()) as (app, pilot, line):
+        await until(pilot, lambda: line.rows() == believed(app), "the first picture")
+        answer = TerminalSupportsSynchronizedOutput()
+        line.process_message(answer)
+        line.ask_for_receipt()
+        monkeypatch.setattr(terminal_driver, "PATIENCE_S", 0.0)
+        await until(pilot, lambda: line.has_room and not line._asked, "enough of waiting")
+        monkeypatch.setattr(terminal_driver, "PATIENCE_S", 1000.0)
+        line.ask_for_receipt()
+        received = line._size_received
+        line.process_message(answer)  # the first question's
+        assert (line._size_received, len(line._asked)) == (received, 1)
+        line.process_message(answer)
+        assert (line._size_received, len(line._asked)) == (line._size_given, 0)
+
+        line.ask_for_receipt()
+        monkeypatch.setattr(terminal_driver, "PATIENCE_S", 0.0)
+        await until(pilot, lambda: line.has_room and not line._asked, "enough again")
+        monkeypatch.setattr(terminal_driver, "LATE_S", 0.0)
+        await until(pilot, lambda: not line._owes(), "lost, not late")
+        monkeypatch.setattr(terminal_driver, "PATIENCE_S", 1000.0)
+        line.ask_for_receipt()
+        line.process_message(answer)
+        assert (line._size_received, len(line._asked)) == (line._size_given, 0)
+
+
 class Gone:
     """The file of a terminal that nobody holds any more."""
 

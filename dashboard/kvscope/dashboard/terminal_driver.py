@@ -25,6 +25,7 @@ cast("dict[str, tuple[Keys, ...]]", ANSI_SEQUENCES_KEYS)["\x1b\r"] = (Keys.Contr
 QUESTION = "\x1b[?2026$p"  # do you know synchronised updates? Textual asks the same once
 MAX_ON_THE_WAY = 16_000  # characters for which no receipt has come: 64 ms at 250 kB/s
 PATIENCE_S = 2.0  # for a receipt; terminals come and go under tmux and the like
+LATE_S = 6.0  # after so long an answer that did not come is lost; until then it may come yet, before those to come
 GOODBYE_S = 0.5  # ... when leaving: an answer that came later would be typed into the shell
 
 
@@ -37,6 +38,7 @@ class TerminalDriver(LinuxDriver):
         self._num_given = self._num_taken = 0  # texts; the second is the writer thread's
         self._size_given = self._size_received = 0  # characters
         self._asked: deque[tuple[float, int]] = deque()  # when, and how much had been given by then
+        self._late: deque[float] = deque()  # when that was asked which is waited for no longer
         self._answers = False
         self._waiting: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -50,9 +52,10 @@ class TerminalDriver(LinuxDriver):
 
     def stop_application_mode(self) -> None:
         deadline = time.monotonic() + GOODBYE_S
-        while self._asked and time.monotonic() < deadline:
+        while (self._asked or self._owes()) and time.monotonic() < deadline:
             time.sleep(0.005)
         self._asked.clear()
+        self._late.clear()
         super().stop_application_mode()
 
     def write(self, data: str) -> None:
@@ -61,9 +64,12 @@ class TerminalDriver(LinuxDriver):
         super().write(data)
 
     def process_message(self, message: Message) -> None:
-        """On the thread that reads: an answer is a receipt, unless it is the first one."""
+        """On the thread that reads: an answer is a receipt, unless it is the first one, or too late to be one."""
         if isinstance(message, TerminalSupportsSynchronizedOutput):
             self._answers = True
+            if self._owes():
+                self._late.popleft()
+                return
             with suppress(IndexError):
                 self._size_received = self._asked.popleft()[1]
                 self._tell()
@@ -87,9 +93,17 @@ class TerminalDriver(LinuxDriver):
         except IndexError:
             return True
         if asked_s + PATIENCE_S < time.monotonic():
+            self._late.extend(asked_s for asked_s, _ in self._asked)
             self._asked.clear()
             return True
         return self._size_given - self._size_received <= MAX_ON_THE_WAY
+
+    def _owes(self) -> bool:
+        """Answers may come that belong to what was asked before a stall: they say nothing about later frames."""
+        with suppress(IndexError):  # the other thread may take one
+            while self._late[0] + LATE_S < time.monotonic():
+                self._late.popleft()
+        return bool(self._late)
 
     def when_there_is_room(self, callback: Callable[[], None]) -> None:
         """Call back once, on the event loop, when there is."""
