@@ -69,6 +69,12 @@ def test_engine_flags_carry_vllms_names(kvscope: Kvscope) -> None:
             assert f"--{flag} " in text
 
 
+def test_keys_alone_names_its_command(kvscope: Kvscope) -> None:
+    done = kvscope("keys")
+    assert (done.code, done.errors) == (0, "")
+    assert re.search(r"^  new\b", done.output, re.MULTILINE)
+
+
 def test_unknown_command(kvscope: Kvscope) -> None:
     assert_refused(kvscope("watch"), "watch")
 

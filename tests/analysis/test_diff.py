@@ -84,7 +84,7 @@ def test_first_difference(position: int, calm: Recording) -> None:
     assert difference.a not in (None, 999)
     assert found.requests[1].difference is None
     row = next(line for line in diff_lines("a", "b", found) if line.startswith("r1"))
-    assert f"sequence 1 differs at token {position}: token {difference.a} > token 999" in row
+    assert f"sequence 1 differs at token {position}: token {difference.a} -> token 999" in row
 
 
 def test_a_run_that_ends_earlier_is_a_difference(calm: Recording) -> None:

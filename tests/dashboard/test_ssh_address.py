@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.dashboard.errors import CommandError
-from kvscope.dashboard.ssh_tunnel import SshTarget, choose, forwards, parse_engine, parse_ssh, ssh_command
+from kvscope.dashboard.ssh_tunnel import SshTarget, by_hand, choose, forwards, parse_engine, parse_ssh, ssh_command
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,11 @@ from kvscope.dashboard.ssh_tunnel import SshTarget, choose, forwards, parse_engi
 )
 def test_an_address_is_taken_apart(text, target):
     assert parse_ssh(text) == target
+
+
+def test_what_to_try_by_hand_has_the_port():
+    assert by_hand(parse_ssh("ssh://root@127.0.0.1:47499")) == "ssh -p 47499 root@127.0.0.1 true"
+    assert by_hand(parse_ssh("ssh://gpu")) == "ssh gpu true"
 
 
 @pytest.mark.parametrize(

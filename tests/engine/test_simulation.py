@@ -110,7 +110,7 @@ def test_columns_may_come_in_any_order_and_blank_lines_do_not_count(tmp_path: Pa
         ("a,b,c\n1,2,3\n", ":1: not a trace"),
         ("arrival_s,prompt_tokens,output_tokens\n", ": no requests"),
         ("arrival_s,prompt_tokens,output_tokens\n1,2\n", ":2: 2 fields under 3 columns"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,9,9\n1,x,3\n", ":3: invalid literal"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,9,9\n1,x,3\n", ":3: prompt_tokens is a whole number, not 'x'"),
         ("arrival_s,prompt_tokens,output_tokens\nnan,9,9\n", ":2: the arrival is nan"),
         ("arrival_s,prompt_tokens,output_tokens\n0,0,9\n", ":2: a prompt of 0 tokens"),
         ("arrival_s,prompt_tokens,output_tokens\n0,9,-1\n", ":2: an output of -1 tokens"),
@@ -118,7 +118,7 @@ def test_columns_may_come_in_any_order_and_blank_lines_do_not_count(tmp_path: Pa
         ("arrival_s,prompt_tokens,output_tokens\n0,9,1\n1e300,9,1\n", "more than ten years"),
         ("arrival_s,prompt_tokens,output_tokens,hash_ids\n0,9,1,99999999999999999999\n", ":2: the hash id"),
         ('arrival_s,prompt_tokens,output_tokens\n0,9,"' + "x" * 200_000 + '"\n', ":2: field larger"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,1\n", ":2: Invalid isoformat"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,1\n", ":2: TIMESTAMP is a date and time, not 'never'"),
         (MOONCAKE + '{"timestamp": 0, "input_length": -5, "output_length": 1}\n', ":3: a prompt of -5 tokens"),
         (MOONCAKE + '{"timestamp": 0, "input_length": 5}\n', ":3: Object missing required field `output_length`"),
         (MOONCAKE + "{\n", ":3: Input data was truncated"),
@@ -264,6 +264,34 @@ def reasons(recording: Recording) -> set[str]:
     return {e.reason for _, batch in recording.batches for e in batch.events if isinstance(e, ev.SequenceFinished)}
 
 
+def test_a_preempted_request_may_be_swapped_or_never_come_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "requests=60 rate=40 prompt=300 output=60"
+    choices: dict[str, dict[str, Any]] = {
+        "recompute": {},
+        "swap": {"swap_space": 1.0, "preemption": "swap"},
+        "promised": {"admission": "worst-case"},
+    }
+    runs = {
+        name: simulate(capsys, tmp_path / f"{name}.mcap", synthetic=words, **changes)
+        for name, changes in choices.items()
+    }
+    assert all(check(recording, []).ok for _, recording in runs.values())
+    summaries = {name: summary for name, (summary, _) in runs.items()}
+    assert [summary["preemptions"] > 0 for summary in summaries.values()] == [True, True, False]
+    assert [summary["tokens_lost"] > 0 for summary in summaries.values()] == [True, False, False]
+    assert [summary["blocks_swapped_out"] > 0 for summary in summaries.values()] == [False, True, False]
+
+
+def test_why_they_waited_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    crowded = settings(synthetic="requests=40 rate=0 prompt=100 output=5", max_num_seqs=2)
+    assert command.simulate(crowded, record=None, force=False, as_json=False) == 0
+    said = capsys.readouterr().out
+    assert "% behind earlier requests" in said
+    assert "% for a seat (--max-num-seqs)" in said
+
+
 def test_idle_time_passes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,20,2\n3600,20,2\n")
     summary, _ = simulate(capsys, tmp_path / "a.mcap", trace=tmp_path / "t.csv", speed=2.0)
@@ -286,6 +314,7 @@ def test_the_command(kvscope: Any, tmp_path: Path) -> None:
     done = kvscope("simulate", str(tmp_path / "t.jsonl"), "--record", str(tmp_path / "a.mcap"))
     assert (done.code, done.errors) == (0, "")
     assert "2 finished, 0 refused" in done.output
+    assert "  simulated" in kvscope("export", str(tmp_path / "a.mcap"), "--at", "end").output
     assert "48.1% of 2,130 tokens hit" in done.output
     assert kvscope("check", str(tmp_path / "a.mcap"), "complete").code == 0
 
@@ -297,7 +326,10 @@ def test_the_command(kvscope: Any, tmp_path: Path) -> None:
         (("t.csv", "--synthetic", ""), "simulate needs a trace"),
         (("/nowhere/t.csv",), "/nowhere/t.csv: No such file"),
         (("--synthetic", "x=1"), "--synthetic: x=1 is not"),
-        (("--synthetic", "requests=1", "--num-blocks", "0"), "--num-blocks is from 1"),
+        (("--synthetic", "requests=1", "--num-blocks", "0"), "--num-gpu-blocks-override is from 1"),
+        (("--synthetic", "requests=1", "--num-gpu-blocks-override", "0"), "--num-gpu-blocks-override is from 1"),
+        (("--synthetic", "requests=1", "--preemption", "swap"), "--preemption swap needs room on the host"),
+        (("--synthetic", "requests=1", "--swap-space", "1e-9"), "holds no block of 2097152 bytes"),
     ],
 )
 def test_wrong_arguments_are_one_line(kvscope: Any, arguments: tuple[str, ...], message: str) -> None:

@@ -163,6 +163,12 @@ keys = typer.Typer(help="Keys for engines that other machines reach over TCP.", 
 app.add_typer(keys, name="keys")
 
 
+@keys.callback(invoke_without_command=True)
+def _keys(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
 @keys.command(name="new")
 def new_keys(
     name: Annotated[str, typer.Argument(help="What to call the two files.")] = "default",

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from kvscope.dashboard.engine_process import EngineProcess
 from kvscope.dashboard.errors import CommandError, ExitCode
+from kvscope.dashboard.glyphs import UNICODE
 from kvscope.dashboard.opening import ScreenFlags, open_dashboard
 from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, require_screen
 from kvscope.dashboard.viewer import Connected
 from kvscope.events.options import split_prompt
+from kvscope.events.text import counted
 from kvscope.events.types import BlocksAllocated
 from kvscope.transport.recording import check_recordable
 from kvscope.transport.recording.tap import Tap
@@ -159,6 +161,11 @@ def _wait_until_finished(source: Source, engine: EngineProcess, request_ids: lis
         time.sleep(POLL_S)
 
 
+def _shown(text: str) -> str:
+    """In quotes; a line break looks as it does on the screen."""
+    return repr(text.replace("␊", UNICODE.newline))
+
+
 def summary_lines(source: Source, request_ids: list[str]) -> list[str]:
     """What happened, in plain text: outputs, tokens, blocks by state, copies, and what the auditor found."""
     view = source.view
@@ -175,7 +182,8 @@ def summary_lines(source: Source, request_ids: list[str]) -> list[str]:
         lines = [f"engine     {info.model} on {info.device}, {info.dtype}, {info.attention_backend} attention"]
         for request in requests:
             lines += [
-                f"{sequence.sequence_id:<10} {request.prompt!r} -> {sequence.text!r}" for sequence in request.sequences
+                f"{sequence.sequence_id:<10} {_shown(request.prompt)} -> {_shown(sequence.text)}"
+                for sequence in request.sequences
             ]
         prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
     audit = "ok" if not findings else f"{len(findings)} findings"
@@ -185,7 +193,7 @@ def summary_lines(source: Source, request_ids: list[str]) -> list[str]:
         f"tokens     {prompt_tokens} in prompts, {counters.generated_tokens} generated, {state.step} steps",
         f"blocks     {info.num_blocks} of {info.block_size} slots: {free} free, {held} held, {cached} cached",
         f"           {num_handed_out} were handed out in all",
-        f"copies     {counters.copies} on write, {counters.preemptions} preemptions",
+        f"copies     {counters.copies} on write, {counted(counters.preemptions, 'preemption')}",
         f"audit      {audit}",
         *(f"           invariant {finding.rule}, step {finding.step}: {finding.message}" for finding in findings),
     ]

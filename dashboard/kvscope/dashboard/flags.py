@@ -66,7 +66,11 @@ def parse_size(text: str) -> int:
 
 RecordMaxSize = Annotated[
     int | None,
-    typer.Option(parser=parse_size, help="Go on in a new file, FILE.0002, ... when one has this size.", metavar="SIZE"),
+    typer.Option(
+        parser=parse_size,
+        help="Begin another file at this size, 64K or more (500M, 2G): run.0001.mcap, run.0002.mcap, ...",
+        metavar="SIZE",
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
 Key = Annotated[

@@ -54,6 +54,8 @@ def _engine_words(frame: Frame, title: str, glyphs: Glyphs, width: int) -> list[
     info = frame.info
     model = clip(info.model, max(width // 5, 14), glyphs)
     parts: list[Part] = [(model, theme.STRONG)]
+    if info.device == "none":  # a scheduler and a pool without a model
+        return [*parts, ("  simulated", theme.SOFT)]
     if width >= 100:
         parts.append((f"  {clip(info.device, 16, glyphs)} {_DTYPES.get(info.dtype, info.dtype)}", theme.SOFT))
     if width >= 130:

@@ -91,5 +91,7 @@ def _summary(tap: Tap, num_gaps: int, path: Path, reason: str | None) -> list[st
     if tap.num_holes:
         gaps = f"{tap.num_missing_batches:,} batches missing in {tap.num_holes} gaps, full states in their place"
     kept = f"{tap.num_batches:,} batches, {tap.num_events:,} events in {tap.seconds:.1f} s"
+    if not tap.num_batches and not num_gaps:
+        kept = "the state alone, as the engine was idle"
     lines = [f"kept {kept}, {gaps}: {make_printable(str(path))}"]
     return lines if reason is None else [*lines, f"ended by itself: {reason}"]

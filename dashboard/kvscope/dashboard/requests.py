@@ -17,6 +17,7 @@ from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.owners import distinct_blocks
 from kvscope.dashboard.strips import Part, clip, clip_start, flat, make_strip, measure
 from kvscope.events.describe import describe_waiting
+from kvscope.events.text import counted
 from kvscope.events.types import RequestPreempted
 from kvscope.transport.source import LogEntry
 
@@ -142,7 +143,9 @@ def _status(request: RequestFrame, preempted: LogEntry | None, glyphs: Glyphs) -
         case "preempted":
             words = f"preempted {request.num_preemptions}{glyphs.times}"
             if preempted is not None and isinstance(event := preempted.event, RequestPreempted):
-                words += f" by {event.for_request_id} at step {preempted.step}, lost {event.tokens_lost} tokens"
+                itself = event.for_request_id == request.request_id
+                words += f" by {'its own growth' if itself else event.for_request_id}"
+                words += f" at step {preempted.step}, lost {counted(event.tokens_lost, 'token')}"
             reason = f"; {_reason(request)}" if request.waiting is not None else ""
             return glyphs.preempt, words + reason, theme.NOTICE
         case "finished":

@@ -15,13 +15,15 @@ def simulate(
     ] = None,
     synthetic: Annotated[
         str | None,
-        typer.Option(help="A made-up trace instead, in quotes: see below.", metavar="'NAME=NUMBER ...'"),
+        typer.Option(help="A made-up trace instead, in quotes; its names are above.", metavar="'NAME=NUMBER ...'"),
     ] = None,
     record: flags.Record = None,
     record_max_size: flags.RecordMaxSize = None,
     force: flags.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
-    num_blocks: Annotated[int, typer.Option(help="Blocks in the pool.", metavar="N")] = 10_000,
+    num_blocks: Annotated[
+        int, typer.Option("--num-gpu-blocks-override", "--num-blocks", help="Blocks in the pool.", metavar="N")
+    ] = 10_000,
     block_size: flags.BlockSize = 16,
     max_num_seqs: flags.MaxNumSeqs = 64,
     max_num_batched_tokens: flags.MaxNumBatchedTokens = 2_048,
@@ -30,6 +32,9 @@ def simulate(
         typer.Option(help="Prompt and output together, in tokens; the trace's longest unless set.", metavar="N"),
     ] = None,
     enable_prefix_caching: flags.EnablePrefixCaching = True,
+    swap_space: flags.SwapSpace = 0.0,
+    preemption: flags.Preemption = "auto",
+    admission: flags.Admission = "now",
     allocator: flags.Allocator = "paged",
     max_requests: Annotated[int | None, typer.Option(help="Only the first N of the file.", metavar="N")] = None,
     max_tokens: Annotated[
@@ -56,10 +61,10 @@ def simulate(
     beginnings in common), seed. The same words make the same trace.
 
     A step takes --step-us + --token-us per computed token + --context-us per token of context. The defaults are
-    estimates for an 8B model on one device, and measure nothing.
+    estimates for an 8B model on one device, and measure nothing. Swapped blocks take their bytes at 25 GB/s.
 
     \b
-    kvscope simulate conversation_trace.jsonl --num-blocks 100000
+    kvscope simulate conversation_trace.jsonl --num-gpu-blocks-override 100000
     kvscope simulate AzureLLMInferenceTrace_conv.csv --max-requests 2000 --record azure.mcap
     kvscope simulate --synthetic "requests=5000 rate=20 prompt=600 output=200 prefixes=8" --json
     """
@@ -80,6 +85,9 @@ def simulate(
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_model_len=max_model_len,
                 prefix_caching=enable_prefix_caching,
+                swap_space=swap_space,
+                preemption=preemption,
+                admission=admission,
                 allocator=allocator,
                 max_requests=max_requests,
                 max_tokens=max_tokens,

@@ -209,7 +209,7 @@ def _failure(process: "subprocess.Popen[bytes]", target: SshTarget, errors: Path
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_TIMEOUT_S)
     reason = _last_line(errors.read_bytes()[-MAX_LINE_BYTES:])
-    return f"ssh to {target.destination} failed: {reason}; try first: ssh {target.destination} true"
+    return f"ssh to {target.destination} failed: {reason}; try first: {by_hand(target)}"
 
 
 def _last_line(output: bytes) -> str:
@@ -229,3 +229,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def by_hand(target: SshTarget) -> str:
+    """The command that shows whether one gets in at all."""
+    port = f"-p {target.port} " if target.port is not None else ""
+    return f"ssh {port}{target.destination} true"

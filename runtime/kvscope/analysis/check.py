@@ -9,9 +9,10 @@ from kvscope.analysis.pool_meter import PoolMeter
 from kvscope.analysis.request_log import RequestLog
 from kvscope.analysis.stats import PoolSeries, count, num_steps
 from kvscope.analysis.walk import Observer, Walk, walk
-from kvscope.analysis.wording import counted, hole_sentences
+from kvscope.analysis.wording import hole_sentences
 from kvscope.events.audit import Auditor, Finding, check_event, check_state
 from kvscope.events.state import EngineState
+from kvscope.events.text import counted
 from kvscope.events.types import Event
 from kvscope.transport.recording.stored_series import AnyRecording
 

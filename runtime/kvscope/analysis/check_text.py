@@ -1,7 +1,7 @@
 """The report of a check for people: one line per check."""
 
 from kvscope.analysis.check import CheckReport
-from kvscope.analysis.wording import counted
+from kvscope.events.text import counted
 
 MAX_FINDINGS_SHOWN = 20
 

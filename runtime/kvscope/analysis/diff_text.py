@@ -1,13 +1,14 @@
 """A difference for people: a table of requests, then a table of totals."""
 
 from kvscope.analysis.diff import Diff, RequestFigures, RequestPair, Total
-from kvscope.analysis.wording import counted, table
+from kvscope.analysis.wording import table
+from kvscope.events.text import counted
 
 REQUEST_HEADING = ("request", "prompt", "tokens", "steps", "peak blocks", "copies", "preempted", "waste", "")
 
 
 def diff_lines(name_a: str, name_b: str, diff: Diff) -> list[str]:
-    """The report of `kvscope diff`. A cell with one value means that both have it; `a > b` that they differ."""
+    """The report of `kvscope diff`. A cell with one value means that both have it; `a -> b` that they differ."""
     equal = sum(pair.difference is None for pair in diff.requests)
     in_both = f"{counted(len(diff.requests), 'request')} in both, {equal} with equal tokens"
     lines = [
@@ -42,12 +43,12 @@ def _request_row(pair: RequestPair) -> tuple[str, ...]:
 def _remarks(pair: RequestPair) -> list[str]:
     remarks = [f"other {', '.join(pair.different_params)}"] if pair.different_params else []
     if pair.a.outcome != pair.b.outcome:
-        remarks.append(f"{pair.a.outcome} > {pair.b.outcome}")
+        remarks.append(f"{pair.a.outcome} -> {pair.b.outcome}")
     found = pair.difference
     if found is None:
         return [*remarks, "equal"]
     words = (f"token {side}" if side is not None else "nothing" for side in (found.a, found.b))
-    return [*remarks, f"sequence {found.sequence} differs at token {found.position}: {' > '.join(words)}"]
+    return [*remarks, f"sequence {found.sequence} differs at token {found.position}: {' -> '.join(words)}"]
 
 
 def _lone_row(figures: RequestFigures, side: str) -> tuple[str, ...]:
@@ -76,4 +77,4 @@ def _number(value: float | None) -> str:
 
 
 def _both(a: str, b: str) -> str:
-    return a if a == b else f"{a} > {b}"
+    return a if a == b else f"{a} -> {b}"

@@ -1,7 +1,8 @@
 """Statistics for people."""
 
 from kvscope.analysis.stats import RequestStats, Stats
-from kvscope.analysis.wording import counted, fact, seconds, share
+from kvscope.analysis.wording import fact, seconds, share
+from kvscope.events.text import counted
 
 
 def stats_lines(name: str, stats: Stats) -> list[str]:

@@ -11,12 +11,6 @@ def fact(label: str, text: str) -> str:
     return f"{label:<{LABEL_WIDTH}} {text}"
 
 
-def counted(number: int, thing: str) -> str:
-    """`1 block`, `2 blocks`, `1,024 batches`."""
-    plural = f"{thing}es" if thing.endswith("ch") else f"{thing}s"
-    return f"{number:,} {thing if number == 1 else plural}"
-
-
 def seconds(value: float | None) -> str:
     """With a unit that fits; `-` where there is nothing to tell."""
     if value is None:

@@ -17,7 +17,7 @@ from kvscope.engine.preflight import name_after
 from kvscope.engine.report import json_report, text_report
 from kvscope.engine.service import EngineService
 from kvscope.engine.sinks import AuditSink, TeeSink
-from kvscope.events.text import make_printable
+from kvscope.events.text import counted, make_printable
 from kvscope.events.types import SamplingParams
 from kvscope.transport.control import ControlServer
 from kvscope.transport.discovery import EngineDirectory
@@ -154,7 +154,7 @@ def _announce(engine: Engine, endpoints: Endpoints, keys: ServerKeys | None, rec
         f"kvscope: engine {info.name} ready",
         (
             f"  {make_printable(info.model)}, {info.device} {info.dtype}, {info.attention_backend} attention; "
-            f"{info.allocator} KV in {info.num_blocks} blocks of {info.block_size} slots, "
+            f"{info.allocator} KV in {counted(info.num_blocks, 'block')} of {info.block_size} slots, "
             f"{info.bytes_per_block:,} bytes each"
         ),
         f"  attach here:          kvscope attach {info.name}",
@@ -177,7 +177,7 @@ def _with_keys(endpoints: Endpoints, keys: ServerKeys) -> list[str]:
     port, num_allowed = endpoints.events.rpartition(":")[2], len(keys.allowed - {keys.own.public})
     return [
         f"  from elsewhere:       kvscope attach tcp://HOST:{port} --server-key {keys.public_file.name}",
-        f"                        with a copy of {keys.public_file}; {num_allowed} of their keys are let in",
+        f"                        with a copy of {keys.public_file}; {counted(num_allowed, 'key')} of theirs let in",
     ]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence as ListOf
 
 from kvscope.engine.engine import Engine
 from kvscope.engine.request import Request, Sequence
-from kvscope.events.text import make_printable
+from kvscope.events.text import counted, make_printable
 
 
 def json_report(engine: Engine, requests: ListOf[Request], problems: ListOf[str]) -> str:
@@ -40,22 +40,26 @@ def text_report(engine: Engine, requests: ListOf[Request], problems: ListOf[str]
     lines = []
     for request in requests:
         lines.append(
-            f"{request.request_id}  {make_printable(request.prompt)!r}  {len(request.prompt_token_ids)} prompt tokens"
+            f"{request.request_id}  {make_printable(request.prompt)!r}  "
+            f"{counted(len(request.prompt_token_ids), 'prompt token')}"
         )
         for sequence in request.sequences:
             ended = f"{sequence.finish_reason}{_score(sequence)}"
-            lines.append(f"  {sequence.sequence_id}  {len(sequence.generated)} tokens, {ended}")
+            lines.append(f"  {sequence.sequence_id}  {counted(len(sequence.generated), 'token')}, {ended}")
             lines += [f"    | {make_printable(line)}" for line in sequence.text.splitlines()]
     memory = _memory(engine)
     lines += [
         (
-            f"memory    {memory['num_blocks']} blocks of {memory['block_size']} slots: {memory['free']} free, "
-            f"{memory['held']} held, {memory['cached']} cached"
+            f"memory    {counted(memory['num_blocks'], 'block')} of {memory['block_size']} slots: "
+            f"{memory['free']} free, {memory['held']} held, {memory['cached']} cached"
         ),
-        f"          {memory['copies']} blocks copied on write, {memory['preemptions']} preemptions",
+        (
+            f"          {counted(memory['copies'], 'block')} copied on write, "
+            f"{counted(memory['preemptions'], 'preemption')}"
+        ),
         (
             f"tokens    {engine.counters.generated_tokens} generated, {engine.counters.computed_tokens} computed, "
-            f"{engine.step_number} steps"
+            f"{counted(engine.step_number, 'step')}"
         ),
         f"audit     {'ok' if not problems else f'{len(problems)} findings'}",
         *(f"  {make_printable(problem)}" for problem in problems),

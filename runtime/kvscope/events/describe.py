@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kvscope.events import types as ev
 from kvscope.events.state import EngineState, FullState, holders_in
+from kvscope.events.text import counted
 from kvscope.events.types import Event
 
 MAX_LISTED_BLOCKS = 6
@@ -48,7 +49,9 @@ def _describe_request(event: Event) -> str | None:
         case ev.RequestSubmitted(request_id=request, prompt_token_ids=ids, params=params):
             candidates = f", n={params.n}" if params.n > 1 else ""
             candidates += f", beam_width={params.beam_width}" if params.beam_width > 1 else ""
-            return f"{request} submitted: {len(ids)} prompt tokens{candidates}, max_tokens={params.max_tokens}"
+            return (
+                f"{request} submitted: {counted(len(ids), 'prompt token')}{candidates}, max_tokens={params.max_tokens}"
+            )
         case ev.RequestRefused(request_id=request, reason=reason):
             return f"{request} refused: {reason}"
         case ev.RequestWaiting(request_id=request):
@@ -78,7 +81,7 @@ def _describe_beams(event: Event) -> str | None:
 def _describe_life(event: Event) -> str | None:
     match event:
         case ev.EngineStarted(info=info):
-            return f"engine {info.name} started: {info.num_blocks} blocks of {info.block_size} slots"
+            return f"engine {info.name} started: {counted(info.num_blocks, 'block')} of {info.block_size} slots"
         case ev.EngineStopped(reason=reason):
             return f"engine stopped: {reason}"
         case ev.EnginePaused(reason=reason):
@@ -105,19 +108,19 @@ def describe_waiting(kind: str, needed: int, available: int) -> str:
     """The reason a request waits, with its two numbers."""
     match kind:
         case "blocks":
-            return f"needs {needed} blocks, {available} free"
+            return f"needs {counted(needed, 'block')}, {available} free"
         case "worst_case":
-            return f"could come to need {needed} blocks, {available} not promised to others"
+            return f"could come to need {counted(needed, 'block')}, {available} not promised to others"
         case "watermark":
-            return f"needs {needed} blocks, {available} free above the watermark"
+            return f"needs {counted(needed, 'block')}, {available} free above the watermark"
         case "reservation":
-            return f"reserves {needed} blocks for its maximum, {available} free"
+            return f"reserves {counted(needed, 'block')} for its maximum, {available} free"
         case "fragmentation":
-            return f"needs a run of {needed} blocks, the longest left has {available}"
+            return f"needs a run of {counted(needed, 'block')}, the longest left has {available}"
         case "token_budget":
             return f"the step's token budget is spent ({available} left)"
         case "sequence_cap":
-            return f"needs {needed} sequence seats, {available} free"
+            return f"needs {counted(needed, 'sequence seat')}, {available} free"
         case "order":
             return "earlier requests go first"
         case _:
@@ -133,7 +136,8 @@ def _describe_preemption(event: ev.RequestPreempted) -> str:
     }
     why = f" ({reasons[event.reason]})" if event.reason in reasons else ""
     return (
-        f"{event.request_id} preempted, admitted last: {event.for_request_id} needed {event.blocks_needed} blocks; "
+        f"{event.request_id} preempted, admitted last: {event.for_request_id} needed "
+        f"{counted(event.blocks_needed, 'block')}; "
         f"{event.blocks_gained} gained, {lost}{why}"
     )
 
@@ -154,7 +158,7 @@ def _describe_copy(event: ev.BlockCopied, state: EngineState) -> str:
     left_to = f"; P{event.source_block} left to {', '.join(left)}" if left else ""
     return (
         f"{event.sequence_id} needs L{event.logical_block} private: copy-on-write P{event.source_block} -> "
-        f"P{event.target_block} ({event.num_slots} slots){left_to}"
+        f"P{event.target_block} ({counted(event.num_slots, 'slot')}){left_to}"
     )
 
 

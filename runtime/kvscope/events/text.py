@@ -44,3 +44,9 @@ def printable_strings(value: Any) -> Any:
     if isinstance(value, dict):
         return {make_printable(key) if isinstance(key, str) else key: printable_strings(v) for key, v in value.items()}
     return value
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 block`, `2 blocks`, `1,024 batches`."""
+    plural = f"{thing}es" if thing.endswith("ch") else f"{thing}s"
+    return f"{number:,} {thing if number == 1 else plural}"

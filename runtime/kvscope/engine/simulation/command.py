@@ -9,8 +9,23 @@ from pathlib import Path
 
 import msgspec
 
-from kvscope.engine.config import MAX_BLOCK_SIZE, AllocatorName, ConfigError, use_prefix_caching
-from kvscope.engine.simulation.cost import BYTES_PER_SLOT, HEAD_SIZE, NUM_KV_HEADS, NUM_LAYERS, StepCost
+from kvscope.engine.config import (
+    MAX_BLOCK_SIZE,
+    AdmissionPolicy,
+    AllocatorName,
+    ConfigError,
+    EngineConfig,
+    PreemptionPolicy,
+    use_prefix_caching,
+)
+from kvscope.engine.simulation.cost import (
+    BYTES_PER_SLOT,
+    HEAD_SIZE,
+    NUM_KV_HEADS,
+    NUM_LAYERS,
+    SWAP_BYTES_PER_S,
+    StepCost,
+)
 from kvscope.engine.simulation.recording import RecordingSink
 from kvscope.engine.simulation.simulation import Simulation
 from kvscope.engine.simulation.summary import summarize, summary_lines
@@ -21,6 +36,7 @@ from kvscope.events.types import MAX_NUM_BLOCKS, EngineInfo
 from kvscope.transport.publisher import NullPublisher
 from kvscope.transport.recording import Recorder, SeriesRecorder, open_recorder
 
+GIB = 1 << 30
 PROGRESS_INTERVAL_S = 0.2
 MAX_STEP_US = 1e9
 MAX_SPEED = 1e6
@@ -46,10 +62,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     token_us: float
     context_us: float
+    swap_space: float = 0.0
+    preemption: PreemptionPolicy = "auto"
+    admission: AdmissionPolicy = "now"
 
     def __post_init__(self) -> None:
         for flag, value, low, high in (
-            ("--num-blocks", self.num_blocks, 1, MAX_NUM_BLOCKS),
+            ("--num-gpu-blocks-override", self.num_blocks, 1, MAX_NUM_BLOCKS),
             ("--block-size", self.block_size, 1, MAX_BLOCK_SIZE),
             ("--max-num-seqs", self.max_num_seqs, 1, 1 << 20),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 1 << 30),
@@ -65,6 +84,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{flag} is from {low:,} to {high:,}, not {value}")
+        EngineConfig(  # its own rules, of what goes with what
+            swap_space=self.swap_space,
+            preemption=self.preemption,
+            admission=self.admission,
+            allocator=self.allocator,
+        )
+        if self.swap_space and not self.num_host_blocks:
+            raise ConfigError(f"--swap-space {self.swap_space:g} GiB holds no block of {self.bytes_per_block} bytes")
+
+    @property
+    def bytes_per_block(self) -> int:
+        return BYTES_PER_SLOT * self.block_size
+
+    @property
+    def num_host_blocks(self) -> int:
+        return min(int(self.swap_space * GIB) // self.bytes_per_block, MAX_NUM_BLOCKS)
 
 
 def simulate(
@@ -89,6 +124,7 @@ def simulate(
             base_ns=round(settings.step_us * 1000),
             per_token_ns=round(settings.token_us * 1000),
             per_context_token_ns=round(settings.context_us * 1000),
+            per_swapped_block_ns=round(settings.bytes_per_block / SWAP_BYTES_PER_S * 1e9),
         )
         simulation = Simulation(
             trace, make_info(settings, trace), sink, cost, settings.max_waiting, max_tokens=settings.max_tokens
@@ -122,7 +158,7 @@ def make_info(settings: Settings, trace: Trace) -> EngineInfo:
         attention_backend="none",
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
-        bytes_per_block=BYTES_PER_SLOT * settings.block_size,
+        bytes_per_block=settings.bytes_per_block,
         num_layers=NUM_LAYERS,
         num_kv_heads=NUM_KV_HEADS,
         head_size=HEAD_SIZE,
@@ -133,6 +169,9 @@ def make_info(settings: Settings, trace: Trace) -> EngineInfo:
         seed=0,
         kvscope_version=version("kvscope"),
         prefix_caching=use_prefix_caching(settings.prefix_caching, settings.allocator),
+        num_host_blocks=settings.num_host_blocks,
+        preemption=settings.preemption if settings.swap_space else "recompute",
+        admission=settings.admission,
         allocator=settings.allocator,
     )
 

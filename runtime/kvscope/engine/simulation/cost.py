@@ -15,6 +15,7 @@ import msgspec
 from kvscope.engine.block_tables import Extent
 
 NUM_LAYERS, NUM_KV_HEADS, HEAD_SIZE, BYTES_PER_VALUE = 32, 8, 128, 2
+SWAP_BYTES_PER_S = 25e9  # PCIe 4.0 with 16 lanes carries about this much each way
 BYTES_PER_SLOT = 2 * NUM_LAYERS * NUM_KV_HEADS * HEAD_SIZE * BYTES_PER_VALUE  # K and V
 
 
@@ -24,12 +25,17 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     base_ns: int = 8_000_000
     per_token_ns: int = 40_000
     per_context_token_ns: int = 66
+    per_swapped_block_ns: int = 0
 
     def of(self, extents: Sequence[Extent]) -> int:
         """What a step that computes these takes. The context of an extent is every position up to its end."""
         num_tokens = sum(stop - start for _, start, stop in extents)
         num_context_tokens = sum(stop for _, _, stop in extents)
         return self.base_ns + self.per_token_ns * num_tokens + self.per_context_token_ns * num_context_tokens
+
+    def of_swap(self, num_blocks: int) -> int:
+        """What moving these between device and host takes; the step waits for it."""
+        return self.per_swapped_block_ns * num_blocks
 
 
 class VirtualClock:

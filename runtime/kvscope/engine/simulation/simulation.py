@@ -32,7 +32,7 @@ class SimulatedRunner:
         self.ends: dict[str, int] = {}
 
     def swap(self, to_host: Sequence[BlockCopy], from_host: Sequence[BlockCopy]) -> None:
-        pass
+        self._clock.advance(self._cost.of_swap(len(to_host) + len(from_host)))
 
     def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, Any]:
         self._clock.advance(self._cost.of(extents))

@@ -6,6 +6,18 @@ from kvscope.engine.simulation.simulation import Simulation
 from kvscope.events.text import make_printable
 
 NS_PER_S = 1e9
+_REASONS = {  # the scheduler's words
+    "queued": "until the next step",
+    "order": "behind earlier requests",
+    "sequence_cap": "for a seat (--max-num-seqs)",
+    "token_budget": "for tokens of a step (--max-num-batched-tokens)",
+    "blocks": "for free blocks",
+    "watermark": "for free blocks above the watermark",
+    "worst_case": "for blocks not promised to others",
+    "reservation": "for blocks to reserve",
+    "fragmentation": "for a long enough run of blocks",
+    "preempted": "after being preempted",
+}
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +46,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     first_token_p95_s: float
     preemptions: int
     tokens_lost: int
+    blocks_swapped_out: int
     prefix_lookup_tokens: int
     prefix_hit_tokens: int
     evictions: int
@@ -81,6 +94,7 @@ def summarize(simulation: Simulation, *, real_s: float, cpu_s: float) -> Summary
         first_token_p95_s=_percentile_s(first_tokens, 95),
         preemptions=counters.preemptions,
         tokens_lost=meter.tokens_lost,
+        blocks_swapped_out=counters.blocks_swapped_out,
         prefix_lookup_tokens=counters.prefix_lookup_tokens,
         prefix_hit_tokens=counters.prefix_hit_tokens,
         evictions=counters.evictions,
@@ -128,7 +142,7 @@ def summary_lines(summary: Summary) -> list[str]:
             f"prefixes    {_share(s.prefix_hit_tokens, s.prefix_lookup_tokens)} of {s.prefix_lookup_tokens:,} tokens "
             f"hit, {s.evictions:,} blocks evicted"
         ),
-        f"preempted   {s.preemptions:,} times, {s.tokens_lost:,} tokens lost",
+        f"preempted   {s.preemptions:,} times, {s.tokens_lost:,} tokens lost{_swapped(s)}",
         f"audit       {'ok' if not s.findings else f'{len(s.findings)} findings'}",
         *(f"  {finding}" for finding in s.findings),
     ]
@@ -139,11 +153,17 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def _swapped(s: Summary) -> str:
+    return f", {s.blocks_swapped_out:,} blocks swapped to the host" if s.blocks_swapped_out else ""
+
+
 def _why(s: Summary) -> str:
     total = sum(s.waited_s.values())
     if not total:
         return ""
-    return "; for " + ", ".join(f"{reason} {_share(waited, total)}" for reason, waited in s.waited_s.items())
+    return "; of all waiting, " + ", ".join(
+        f"{_share(waited, total)} {_REASONS.get(reason, reason)}" for reason, waited in s.waited_s.items()
+    )
 
 
 def _share(part: float, whole: float) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import msgspec
 
@@ -28,6 +28,10 @@ FORMATS = (
     "arrival_s,prompt_tokens,output_tokens[,hash_ids] (CSV), Mooncake's JSON lines, or "
     "TIMESTAMP,ContextTokens,GeneratedTokens (Azure's CSV)"
 )
+
+
+_HASH_IDS = "hash_ids are whole numbers with spaces between"
+_Value = TypeVar("_Value")
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -118,15 +122,27 @@ def _csv_parser(header: Sequence[str]) -> Callable[[Sequence[str]], Row]:
         arrival, prompt, output = (header.index(name) for name in OWN_COLUMNS)
         chunks = header.index("hash_ids") if "hash_ids" in header else None
         return lambda fields: Row(
-            float(fields[arrival]),
-            int(fields[prompt]),
-            int(fields[output]),
-            [int(word) for word in fields[chunks].split()] if chunks is not None else (),
+            _parse(float, fields[arrival], "arrival_s is a number of seconds"),
+            _parse(int, fields[prompt], "prompt_tokens is a whole number"),
+            _parse(int, fields[output], "output_tokens is a whole number"),
+            [_parse(int, word, _HASH_IDS) for word in fields[chunks].split()] if chunks is not None else (),
         )
     if set(AZURE_COLUMNS) <= set(header):
         arrival, prompt, output = (header.index(name) for name in AZURE_COLUMNS)
-        return lambda fields: Row(_seconds(fields[arrival]), int(fields[prompt]), int(fields[output]))
+        return lambda fields: Row(
+            _parse(_seconds, fields[arrival], "TIMESTAMP is a date and time"),
+            _parse(int, fields[prompt], "ContextTokens is a whole number"),
+            _parse(int, fields[output], "GeneratedTokens is a whole number"),
+        )
     raise _LineError(1, f"not a trace; the first line tells its kind: {FORMATS}")
+
+
+def _parse(kind: Callable[[str], _Value], text: str, rule: str) -> _Value:
+    """Raises ValueError, with the column's name and what belongs there."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{rule}, not {text[:40]!r}") from None
 
 
 def _seconds(text: str) -> float:
