@@ -27,6 +27,7 @@ def test_the_example_says_the_defaults_once_it_is_uncommented():
 @pytest.mark.parametrize(
     ("content", "notice"),
     [
+        (b'theme = "nonsense"\n', "settings.toml, line 1: theme is one of auto, kvscope, kvscope-light, kvscope-ansi"),
         (b'thme = "kvscope"\n', "settings.toml, line 1: no setting is called 'thme'; did you mean theme?"),
         (b"\nascii = 1\n", "settings.toml, line 2: ascii is true or false"),
         (b"frames_per_second = 0", "settings.toml, line 1: frames_per_second is a whole number from 1 to 60"),

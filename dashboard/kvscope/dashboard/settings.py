@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import platformdirs
+from textual.theme import BUILTIN_THEMES
 
 from kvscope.dashboard.keys import KEYS, Key, clashing_keys, typed_keys
-from kvscope.dashboard.palettes import DARK
+from kvscope.dashboard.palettes import ANSI_THEME, DARK, DARK_THEME, LIGHT_THEME
 
 _Check = Callable[[object], str | None]  # what is wrong with a value, or None
 MAX_BYTES = 1 << 16
@@ -116,9 +117,9 @@ def _is_flag(value: object) -> str | None:
     return None if isinstance(value, bool) else "is true or false"
 
 
-def _is_name(value: object) -> str | None:
-    fine = isinstance(value, str) and re.fullmatch(r"[a-z0-9-]{1,40}", value)
-    return None if fine else "is a theme's name, such as kvscope-light"
+def _is_theme(value: object) -> str | None:
+    ours = ("auto", DARK_THEME, LIGHT_THEME, ANSI_THEME)
+    return None if value in (*ours, *BUILTIN_THEMES) else f"is one of {', '.join(ours)} and Textual's own"
 
 
 def _is_color_system(value: object) -> str | None:
@@ -146,7 +147,7 @@ def _is_keys(value: object) -> str | None:
 
 
 _CHECKS: dict[str, _Check] = {
-    "theme": _is_name,
+    "theme": _is_theme,
     "colors": _is_color_system,
     "ascii": _is_flag,
     "mouse": _is_flag,
