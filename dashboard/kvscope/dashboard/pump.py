@@ -7,8 +7,6 @@ from collections.abc import Callable
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.transport.source import View
 
-MIN_REST = 0.25  # of an interval, between two looks
-
 
 class FramePump:
     """Builds frames off the UI thread. At most one frame is on its way: a busy screen drops frames, not keystrokes.
@@ -53,6 +51,7 @@ class FramePump:
     def _run(self) -> None:
         due = time.monotonic()
         while not self._stop.is_set():
+            begun = time.monotonic()
             self._shown.wait()
             view = self._view
             stale = (view, view.revision) != self._seen or self._builder.owes_ledger
@@ -62,9 +61,10 @@ class FramePump:
                 self._shown.clear()
                 if not self._post(frame) or isinstance(frame, Exception):
                     return
-            # The making of a frame is part of its interval; a machine that is too slow for the rate gets to breathe.
+            # The making of a frame is part of its interval. On a machine that is too slow for the rate, half of the
+            # time is left to those who fold what comes in.
             now = time.monotonic()
-            due = max(due + self._interval_s, now + MIN_REST * self._interval_s)
+            due = max(due + self._interval_s, now + (now - begun))
             self._stop.wait(due - now)
 
     def _build(self, view: View) -> Frame | Exception:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 MIN_COLUMNS, MIN_ROWS = 60, 20
 YOUNG_OBJECTS = 10_000  # so many more than there were, and the cycle collector looks at them; Python's own limit is 700
-SWITCH_S = 0.001  # how long a thread that folds or builds keeps a key waiting; Python's own limit is 5 ms, every time
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -61,7 +60,6 @@ def run_screen(app: "App[None]", *, mouse: bool = True) -> int:
     # they have none, takes an eighth of a busy viewer's time, and 50 ms at once: a key would have to wait for it.
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
-    sys.setswitchinterval(SWITCH_S)
     with _signals_end(app):
         app.run(mouse=mouse)
     return app.return_code or 0
