@@ -8,6 +8,7 @@ import unicodedata
 from typing import Any
 
 _REPLACEMENT = "�"
+_TEXTLESS = frozenset({int, float, bool, type(None)})
 _CONTROL_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
 # Cc: C1 controls. Cf: bidi, zero-width, tags. Cs: lone surrogates. Zl, Zp: line and paragraph separators.
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -40,6 +41,8 @@ def printable_strings(value: Any) -> Any:
     if isinstance(value, str):
         return make_printable(value)
     if isinstance(value, list | tuple):
+        if _TEXTLESS.issuperset(map(type, value)):  # block lists: millions of numbers
+            return list(value)
         return [printable_strings(item) for item in value]
     if isinstance(value, dict):
         return {make_printable(key) if isinstance(key, str) else key: printable_strings(v) for key, v in value.items()}
