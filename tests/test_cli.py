@@ -299,6 +299,12 @@ def test_run_prints_the_json_contract(kvscope: Kvscope) -> None:
     assert report["audit"] == {"ok": True, "findings": []}
 
 
+def test_a_run_that_the_model_cuts_short_says_so(kvscope: Kvscope) -> None:
+    done = kvscope("run", *PROMPT, "max_tokens=40", "ignore_eos=true", "--max-model-len", "16")
+    assert done.code == 0, done
+    assert ", length (--max-model-len 16)\n" in done.output
+
+
 def test_model_without_a_tokenizer(kvscope: Kvscope, tmp_path: Path) -> None:
     from kvscope import engine
 

@@ -45,6 +45,8 @@ def text_report(engine: Engine, requests: ListOf[Request], problems: ListOf[str]
         )
         for sequence in request.sequences:
             ended = f"{sequence.finish_reason}{_score(sequence)}"
+            if sequence.finish_reason == "length" and len(sequence.generated) < request.params.max_tokens:
+                ended += f" (--max-model-len {engine.info.max_model_len})"
             lines.append(f"  {sequence.sequence_id}  {counted(len(sequence.generated), 'token')}, {ended}")
             lines += [f"    | {make_printable(line)}" for line in sequence.text.splitlines()]
     memory = _memory(engine)
