@@ -1,4 +1,4 @@
-"""Checkpoints packed small: every eighth by itself, the others as what differs from the last of those.
+"""Checkpoints packed small: every fourth by itself, the others as what differs from the last of those.
 
 The difference is left to zstd, which is given the earlier checkpoint as a dictionary: what both hold costs nothing.
 """
@@ -8,7 +8,7 @@ import zstandard
 
 from kvscope.transport.recording.format import MAX_KEYFRAME_BYTES, RecordingError
 
-FULL_EVERY = 8
+FULL_EVERY = 4
 _LEVEL = 6  # of one by itself; a difference is as small at level 3, once all of the earlier one can be found
 _DELTA_LEVEL, _DELTA_HASH_LOG = 3, 20
 
