@@ -29,6 +29,7 @@ from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import UNICODE
 from kvscope.dashboard.panes import RequestsPane
+from kvscope.dashboard.sparing import SparingApp
 from kvscope.dashboard.terminal import run_screen
 from kvscope.dashboard.viewer import Connected
 from kvscope.events.types import SamplingParams
@@ -183,6 +184,10 @@ class ListApp(TimedApp):
         return change
 
 
+class OwnListApp(ListApp, SparingApp):
+    """Ours with the terminal's driver that the dashboard has."""
+
+
 def make_request(number: int) -> RequestFrame:
     sequence = SequenceFrame(f"r{number}.0", (1, 2, 3), 40, ("a", " word"), 2, "a word", 0, None)
     return RequestFrame(f"r{number}", "a prompt", "running", None, 0, SamplingParams(), (sequence,), number % 7 + 1)
@@ -209,7 +214,8 @@ def main(kind: str, out: str, *arguments: str) -> None:
         load = Load(num_blocks, group, scattered=bool(scattered))
         run_screen(FramesApp(load, num_frames, per_frame, Path(out)))
     else:
-        run_screen(ListApp(kind, int(arguments[0]), Path(out)))
+        kind_of_app = OwnListApp if kind == "requests" else ListApp
+        run_screen(kind_of_app(kind, int(arguments[0]), Path(out)))
 
 
 if __name__ == "__main__":
