@@ -183,7 +183,7 @@ def _write_row(pieces: list[str], y: int, row: Row, spans: list[tuple[int, int]]
     return style
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 11)  # the pairs in use, not every pair of hours
 def transition(before: str, after: str) -> str:
     """The shortest escape sequence from one set of SGR parameters to another, both counted from the default."""
     if before == after:

@@ -14,7 +14,7 @@ from kvscope.events.types import SamplingParams
 DEVICE, HOST = "P", "H"  # the two pools, as the names of their blocks begin
 LONG_TABLE = 64  # from here on numpy finds a block sooner
 
-_owner_code = lru_cache(maxsize=4096)(owner_code)
+_owner_code = lru_cache(maxsize=1024)(owner_code)
 
 
 class Pieces(Sequence[str]):

@@ -143,7 +143,7 @@ class EngineState(msgspec.Struct, kw_only=True):
         return [holder for request in self.requests.values() for holder in holders_in(request, block_id)]
 
 
-@lru_cache(1 << 12)
+@lru_cache(1 << 10)
 def _split(sequence_id: str) -> tuple[str, int]:
     """The request's id, and which of its sequences. Raises ValueError. A few hundred are asked for all the time."""
     request_id, _, index = sequence_id.rpartition(".")
