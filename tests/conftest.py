@@ -19,6 +19,10 @@ TIMEOUT_S = 120.0
 COMMAND = (sys.executable, "-m", "kvscope.dashboard")
 
 
+# Said by whichever command comes first where nothing has been compiled yet.
+FIRST_RUN = "kvscope: compiling attention for this machine, once; this takes some seconds\n"
+
+
 class Finished(NamedTuple):
     code: int
     output: str
@@ -97,7 +101,7 @@ class Kvscope:
             env={**self.env, **env},
             check=False,
         )
-        return Finished(done.returncode, done.stdout, done.stderr)
+        return Finished(done.returncode, done.stdout, done.stderr.replace(FIRST_RUN, ""))
 
     def in_terminal(self, *arguments: str, columns: int = 120, rows: int = 36, **env: str) -> TerminalSession:
         session = TerminalSession((*COMMAND, *arguments), {**self.env, **env}, columns, rows)
