@@ -15,9 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.dashboard import screen_size, terminal
-
-from .conftest import COMMAND, Finished, Kvscope, children_of, is_gone, wait_until
+from .conftest import COMMAND, Finished, Kvscope, TerminalSession, children_of, is_gone, wait_until
 
 COMMANDS = (
     *("demo", "run", "serve", "attach", "replay", "list"),
@@ -35,6 +33,14 @@ def assert_refused(done: Finished, *words: str) -> None:
     assert "Traceback" not in done.errors
     for word in words:
         assert word in done.errors
+
+
+def assert_refused_in_terminal(session: TerminalSession, word: str) -> None:
+    """The same for a command that asks for a terminal first."""
+    assert session.wait() == 2
+    session.wait_for(word)
+    assert session.text.startswith("kvscope: ")
+    assert session.text.count("\n") == 1, session.text
 
 
 # --- without an engine -------------------------------------------------------------------------------------------
@@ -124,13 +130,13 @@ def test_attach_and_replay_without_a_terminal(kvscope: Kvscope, recording: Path)
 
 
 def test_recording_that_is_not_there(kvscope: Kvscope, tmp_path: Path) -> None:
-    assert_refused(kvscope("replay", str(tmp_path / "no.mcap")), "no.mcap")
+    assert_refused_in_terminal(kvscope.in_terminal("replay", str(tmp_path / "no.mcap")), "no.mcap")
 
 
 def test_recording_that_is_something_else(kvscope: Kvscope, tmp_path: Path) -> None:
     other = tmp_path / "other.mcap"
     other.write_bytes(b"\x89MCAP0\r\n" + b"nonsense" * 100)
-    assert_refused(kvscope("replay", str(other)), "other.mcap")
+    assert_refused_in_terminal(kvscope.in_terminal("replay", str(other)), "other.mcap")
 
 
 def test_hostile_words_reach_the_terminal_printable(kvscope: Kvscope) -> None:
@@ -155,10 +161,6 @@ def test_terminal_too_small(kvscope: Kvscope, recording: Path, command: str) -> 
     assert session.wait() == 2
     session.wait_for("60x20")
     session.wait_for("50x10")
-
-
-def test_the_command_and_the_screen_agree_on_what_is_too_small() -> None:
-    assert (terminal.MIN_COLUMNS, terminal.MIN_ROWS) == (screen_size.MIN_WIDTH, screen_size.MIN_HEIGHT)
 
 
 def test_dumb_terminal(kvscope: Kvscope, recording: Path) -> None:
