@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvscope.events import types as ev
-from kvscope.events.state import EngineState, FoldError
+from kvscope.events.state import EngineState, FoldError, SequenceState
 from kvscope.events.types import Event
 
 Handler = Callable[[EngineState, Any], None]
@@ -23,7 +23,8 @@ def _blocks_allocated(state: EngineState, event: ev.BlocksAllocated) -> None:
     table.extend(event.block_ids)
 
 
-def _blocks_shared(state: EngineState, event: ev.BlocksShared) -> None:
+def _hold(state: EngineState, event: ev.BlocksShared | ev.BlocksReused) -> SequenceState:
+    """A sequence without blocks comes to hold blocks that others hold, or that are cached."""
     sequence = state.sequence(event.sequence_id)
     if sequence.block_table:
         raise FoldError(f"{event.sequence_id} already holds blocks")
@@ -31,6 +32,11 @@ def _blocks_shared(state: EngineState, event: ev.BlocksShared) -> None:
         _check_block(state, block_id)
         state.ref_counts[block_id] += 1
     sequence.block_table = list(event.block_ids)
+    return sequence
+
+
+def _blocks_shared(state: EngineState, event: ev.BlocksShared) -> None:
+    sequence = _hold(state, event)
     sequence.num_written = state.sequence(event.from_sequence_id).num_written
 
 
@@ -120,14 +126,7 @@ def _release(state: EngineState, block_ids: list[int], cached_block_ids: list[in
 
 
 def _blocks_reused(state: EngineState, event: ev.BlocksReused) -> None:
-    sequence = state.sequence(event.sequence_id)
-    if sequence.block_table:
-        raise FoldError(f"{event.sequence_id} already holds blocks")
-    for block_id in event.block_ids:
-        _check_block(state, block_id)
-        state.ref_counts[block_id] += 1
-    sequence.block_table = list(event.block_ids)
-    sequence.num_written = event.num_tokens
+    _hold(state, event).num_written = event.num_tokens
 
 
 def _blocks_evicted(state: EngineState, event: ev.BlocksEvicted) -> None:
