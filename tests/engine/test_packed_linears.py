@@ -9,6 +9,7 @@ from torch import nn
 
 from kvscope.engine import packed_linears
 from kvscope.engine.packed_linears import LinearPart, PackedLinear, pack_linears, watch_linears
+from kvscope.kernels.blocked_weight import BlockedWeight
 
 
 class Block(nn.Module):
@@ -89,6 +90,32 @@ def test_weights_and_biases_are_those_of_the_model() -> None:
     for name in ("q", "k", "v", "gate", "down"):
         assert getattr(fast, name).weight.equal(getattr(model, name).weight)
         assert getattr(fast, name).bias.equal(getattr(model, name).bias)
+
+
+@needs_operators
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_rows_are_multiplied_in_place(dtype: torch.dtype) -> None:
+    """The order that oneDNN lays a weight out in is the expected one, or the weight is left to oneDNN."""
+    torch.manual_seed(3)
+    layer = nn.Linear(96, 192, dtype=dtype)
+    fast = PackedLinear(layer.weight, layer.bias)
+    rows = torch.randn(5, 96, dtype=dtype)
+    before, blocked = fast(rows), fast.read_in_place()
+    if blocked is not None:
+        few = [fast(rows[i : i + 2]) for i in (0, 2)]
+        torch.testing.assert_close(torch.cat(few), before[:4], rtol=1e-2, atol=1e-5)
+    assert fast(rows).equal(before)
+
+
+@needs_operators
+def test_a_weight_in_another_order_is_left_to_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = BlockedWeight.multiply
+    monkeypatch.setattr(BlockedWeight, "multiply", lambda self, rows: right(self, rows).roll(1, -1))
+    layer = nn.Linear(96, 192)
+    fast, rows = PackedLinear(layer.weight, layer.bias), torch.rand(1, 96)
+    assert fast.read_in_place() is None
+    torch.testing.assert_close(fast(rows), layer(rows), rtol=1e-5, atol=1e-6)
 
 
 def test_without_the_operators_a_model_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,28 +19,28 @@ from numba.extending import overload
 
 from kvscope.kernels.numba_attention import FASTMATH, exp
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
 _ENDLESS = 1 << 60  # nothing is looked up by length; a slice is made with both of its ends
 
 
-def _wide(x: Any) -> Any:
+def wide(x: Any) -> Any:
     """An element as float32."""
     raise NotImplementedError
 
 
-@overload(_wide, strict=False)
+@overload(wide, strict=False)
 def _wide_for(x: Any) -> Callable[..., Any]:
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
     return lambda x: x
 
 
-def _narrow(x: Any, like: Any) -> Any:
+def narrow(x: Any, like: Any) -> Any:
     """A float32 as the type of the element `like`, to the nearest, ties to even."""
     raise NotImplementedError
 
 
-@overload(_narrow, strict=False)
+@overload(narrow, strict=False)
 def _narrow_for(x: Any, like: Any) -> Callable[..., Any]:
     if like == types.uint16:
 
@@ -61,40 +61,40 @@ def _rounded(x: Any, like: Any) -> Any:
 
 @overload(_rounded, strict=False)
 def _rounded_for(x: Any, like: Any) -> Callable[..., Any]:
-    return lambda x, like: _wide(_narrow(x, like))
+    return lambda x, like: wide(narrow(x, like))
 
 
-@numba.njit(**_OPTIONS)
+@numba.njit(**OPTIONS)
 def _rms_norm(first, last, x, weight, output, size, epsilon, offset):  # type: ignore[no-untyped-def]
     for row in range(first, last):
         values, out = x[row * size : (row + 1) * size], output[row * size : (row + 1) * size]
         total = np.float32(0)
         for i in range(size):
-            value = _wide(values[i])
+            value = wide(values[i])
             total += value * value
         scale = np.float32(1) / np.float32(np.sqrt(total / np.float32(size) + epsilon))
         if offset == 0:
             for i in range(size):
-                out[i] = _narrow(_wide(weight[i]) * _rounded(_wide(values[i]) * scale, values[0]), values[0])
+                out[i] = narrow(wide(weight[i]) * _rounded(wide(values[i]) * scale, values[0]), values[0])
         else:
             for i in range(size):
-                out[i] = _narrow(_wide(values[i]) * scale * (offset + _wide(weight[i])), values[0])
+                out[i] = narrow(wide(values[i]) * scale * (offset + wide(weight[i])), values[0])
 
 
-@numba.njit(**_OPTIONS)
+@numba.njit(**OPTIONS)
 def _silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):  # type: ignore[no-untyped-def]
     one = np.float32(1)
     for row in range(first, last):
         gates, ups = gate[row * gate_stride : row * gate_stride + size], up[row * up_stride : row * up_stride + size]
         out = output[row * size : (row + 1) * size]
         for i in range(size):
-            x = _wide(gates[i])
+            x = wide(gates[i])
             e = exp(-abs(x))
             activated = x * ((one if x >= 0 else e) / (one + e))
-            out[i] = _narrow(_rounded(activated, gates[0]) * _wide(ups[i]), gates[0])
+            out[i] = narrow(_rounded(activated, gates[0]) * wide(ups[i]), gates[0])
 
 
-@numba.njit(**_OPTIONS)
+@numba.njit(**OPTIONS)
 def _rotate(first, last, x, x_strides, cosines, sines, output, num_heads, half):  # type: ignore[no-untyped-def]
     size = 2 * half
     for token in range(first, last):
@@ -104,15 +104,15 @@ def _rotate(first, last, x, x_strides, cosines, sines, output, num_heads, half):
             left, right = x[start : start + half], x[start + half : start + size]
             out_left, out_right = output[to : to + half], output[to + half : to + size]
             for i in range(half):
-                a, b, like = _wide(left[i]), _wide(right[i]), left[0]
-                out_left[i] = _narrow(_rounded(a * _wide(c[i]), like) - _rounded(b * _wide(s[i]), like), like)
+                a, b, like = wide(left[i]), wide(right[i]), left[0]
+                out_left[i] = narrow(_rounded(a * wide(c[i]), like) - _rounded(b * wide(s[i]), like), like)
             for i in range(half):
-                a, b, like = _wide(left[i]), _wide(right[i]), left[0]
-                turned = _rounded(a * _wide(s[half + i]), like)
-                out_right[i] = _narrow(_rounded(b * _wide(c[half + i]), like) + turned, like)
+                a, b, like = wide(left[i]), wide(right[i]), left[0]
+                turned = _rounded(a * wide(s[half + i]), like)
+                out_right[i] = narrow(_rounded(b * wide(c[half + i]), like) + turned, like)
 
 
-@numba.njit(**_OPTIONS)
+@numba.njit(**OPTIONS)
 def _write_slots(first, last, new, new_strides, cache, cache_strides, slots, shape):  # type: ignore[no-untyped-def]
     block_size, num_heads, size = shape
     for token in range(first, last):
@@ -126,7 +126,7 @@ def _write_slots(first, last, new, new_strides, cache, cache_strides, slots, sha
 
 
 @numba.njit
-def _at(address, element):  # type: ignore[no-untyped-def]
+def at(address, element):  # type: ignore[no-untyped-def]
     return numba.carray(address, (_ENDLESS,), element)
 
 
@@ -166,22 +166,22 @@ def layer_functions(bfloat16: bool) -> LayerFunctions:
     element = np.uint16 if bfloat16 else np.float32
 
     def rms_norm(first, last, x, weight, output, size, epsilon, offset):  # type: ignore[no-untyped-def]
-        _rms_norm(first, last, _at(x, element), _at(weight, element), _at(output, element), size, epsilon, offset)
+        _rms_norm(first, last, at(x, element), at(weight, element), at(output, element), size, epsilon, offset)
 
     def silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):  # type: ignore[no-untyped-def]
         _silu_and_multiply(
-            first, last, _at(gate, element), gate_stride, _at(up, element), up_stride, _at(output, element), size
+            first, last, at(gate, element), gate_stride, at(up, element), up_stride, at(output, element), size
         )
 
     def rotate(first, last, x, by_token, by_head, cosines, sines, output, heads, half):  # type: ignore[no-untyped-def]
         _rotate(
             first,
             last,
-            _at(x, element),
+            at(x, element),
             (by_token, by_head),
-            _at(cosines, element),
-            _at(sines, element),
-            _at(output, element),
+            at(cosines, element),
+            at(sines, element),
+            at(output, element),
             heads,
             half,
         )
@@ -192,9 +192,9 @@ def layer_functions(bfloat16: bool) -> LayerFunctions:
         _write_slots(
             first,
             last,
-            _at(new, element),
+            at(new, element),
             (by_token, by_head),
-            _at(cache, element),
+            at(cache, element),
             (by_block, by_kv_head),
             numbers,
             shape,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from kvscope.kernels.blocked_weight import BlockedWeight, choose_num_threads
 from kvscope.kernels.huge_pages import collapse
 
 # Rows that oneDNN is told to expect. At 64 its order is as good for 1 and for 2,048 rows as one made for those.
@@ -36,6 +37,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self._blocked: BlockedWeight | None = None  # for few rows
 
     @property
     def weight(self) -> Tensor:
@@ -47,8 +49,22 @@ class PackedLinear(nn.Module):
         """Address and number of bytes of the packed weight."""
         return torch.ops.mkldnn.data_ptr(self._packed), self._packed.numel() * self._packed.dtype.itemsize
 
+    def read_in_place(self) -> BlockedWeight | None:
+        """From now on multiply few rows by our own function; None where it finds the weight in another order."""
+        shape, dtype = tuple(self._packed.shape), self._packed.dtype
+        if not hasattr(torch.ops.mkldnn, "data_ptr") or not BlockedWeight.may_be(shape, dtype):
+            return None
+        blocked = BlockedWeight(self.memory()[0], shape, dtype, self.bias)
+        rows = torch.rand(2, shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
+        expected, found = self(rows).double(), blocked.multiply(rows).double()
+        right = (found - expected).norm() <= max(1e-5, torch.finfo(dtype).eps) * expected.norm()
+        self._blocked = blocked if right else None
+        return self._blocked
+
     def forward(self, rows: Tensor) -> Tensor:
         """`[..., in_features]` -> `[..., out_features]`."""
+        if self._blocked is not None and self._blocked.takes(rows):
+            return self._blocked.multiply(rows)
         if not rows.numel():  # a step in which no sequence chooses a token; the operator refuses it
             return rows.new_empty(*rows.shape[:-1], self._packed.shape[0])
         output: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
@@ -124,18 +140,20 @@ def pack_linears(model: nn.Module, calls: list[Call]) -> None:
     dtypes = {layer.weight.dtype for layer, _ in calls}
     usable = {dtype: operators_work(dtype) for dtype in dtypes}
     done: set[nn.Linear] = set()
-    memory: list[tuple[int, int]] = []
+    packed: list[PackedLinear] = []
     for layers in siblings(calls):
         weights = [layer.weight for layer in layers if layer not in done and usable[layer.weight.dtype]]
         if len(weights) == len(layers) and sum(weight.numel() for weight in weights) >= MIN_ELEMENTS:
             done.update(layers)
             fused, replacements = _packed(layers)
-            if hasattr(torch.ops.mkldnn, "data_ptr"):
-                memory.append(fused.memory())
-            for layer, packed in zip(layers, replacements, strict=True):
+            packed.append(fused)
+            for layer, replacement in zip(layers, replacements, strict=True):
                 parent, _, attribute = names[layer].rpartition(".")
-                setattr(model.get_submodule(parent), attribute, packed)
-    collapse(memory)
+                setattr(model.get_submodule(parent), attribute, replacement)
+    if hasattr(torch.ops.mkldnn, "data_ptr"):
+        collapse(fused.memory() for fused in packed)
+        with torch.inference_mode():
+            choose_num_threads([blocked for fused in packed if (blocked := fused.read_in_place()) is not None])
 
 
 def siblings(calls: list[Call]) -> list[list[nn.Linear]]:

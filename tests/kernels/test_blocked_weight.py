@@ -1,0 +1,59 @@
+"""Few rows times a weight in blocked order, against float64; the order is laid out here by hand."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvscope.kernels import blocked_weight
+from kvscope.kernels.blocked_weight import BlockedWeight, choose_num_threads
+
+NAN = float("nan")
+
+
+def in_blocks(weight: Tensor) -> Tensor:
+    """The weight as oneDNN lays it out, with NaN before and after it."""
+    num_outputs, size = weight.shape
+    if weight.dtype == torch.float32:
+        blocks = weight.view(num_outputs // 64, 64, size).permute(0, 2, 1)
+    else:
+        blocks = weight.view(num_outputs // 64, 64, size // 2, 2).permute(0, 2, 1, 3)
+    around = torch.full((64,), NAN, dtype=weight.dtype)
+    return torch.cat([around, blocks.flatten(), around])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(64, 16), (192, 48), (128, 80)])
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_the_product(dtype, num_rows, shape, has_bias, num_threads):
+    torch.manual_seed(5)
+    weight, rows, bias = torch.randn(shape).to(dtype), torch.randn(num_rows, shape[1]).to(dtype), None
+    if has_bias:
+        bias = torch.randn(shape[0]).to(dtype)
+    memory = in_blocks(weight)
+    blocked = BlockedWeight(memory[64:].data_ptr(), shape, dtype, bias)
+    blocked.num_threads = num_threads
+    expected = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
+    assert blocked.takes(rows)
+    found = blocked.multiply(rows[None])[0]
+    torch.testing.assert_close(found, expected.to(dtype), rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_takes_few_contiguous_rows_of_its_type_only():
+    blocked = BlockedWeight(0, (64, 16), torch.float32, None)
+    assert blocked.takes(torch.ones(1, 2, 16))
+    assert not blocked.takes(torch.ones(1, 3, 16))
+    assert not blocked.takes(torch.ones(1, 0, 16))
+    assert not blocked.takes(torch.ones(1, 16, dtype=torch.bfloat16))
+    assert not blocked.takes(torch.ones(16, 2).T)
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [((8, 4, 2), 4), ((8, 4, 3.9), 2), ((8, 7.5, 1), 1)])
+def test_threads_are_taken_as_long_as_they_pay(seconds, chosen, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    times = dict(zip((1, 2, 4), seconds, strict=True))
+    monkeypatch.setattr(blocked_weight, "_seconds", lambda weights, rows, num_threads: times[num_threads])
+    large, small = (BlockedWeight(0, (num_outputs, 16), torch.float32, None) for num_outputs in (256, 64))
+    choose_num_threads([large, small])
+    assert (large.num_threads, small.num_threads) == (chosen, 1)
