@@ -29,6 +29,9 @@ from kvscope.events.fold import apply_batch
 from kvscope.events.fold_transposed import apply_transposed
 from kvscope.events.state import EngineState, FoldError
 from kvscope.events.types import Batch
+from kvscope.transport.recording.format import RecordingError
+from kvscope.transport.recording.packing import BatchPacker, Form, Unpacker
+from kvscope.transport.recording.reader import decode_kept
 from kvscope.transport.requests import decode_request
 from kvscope.transport.source import View
 from kvscope.transport.sync import Synchronizer
@@ -70,6 +73,7 @@ class Corpus:
                 for op in ("snapshot", "replay", "submit", "step", "ping")
             ],
         }
+        self.opening, self.frames["packed"] = _packed(self.frames["batch"])
         self.epoch: bytes = stream.epoch
         self.events = [event for frame in self.frames["batch"] for event in msgpack.unpackb(frame)[4]]
         self.words = sorted({word for event in self.events for word in (*event, event["type"])})
@@ -113,6 +117,7 @@ class Corpus:
         shapes = {
             "batch": lambda: [self.epoch, self._value(1) if self.random.random() < 0.1 else 5, "plan", 5, events],
             "transposed": lambda: [self.epoch, 5, "plan", 5, bytes(4) + b"\xff" * len(events), [self._group()], events],
+            "packed": lambda: [1, self.random.randrange(3), self._value(0), self._value(0) or self._noise(kind)],
             "state": lambda: {word: self._value(3) for word in self.random.sample(self.words, 4)},
             "heartbeat": lambda: [self._value(1) for _ in range(4)],
             "request": lambda: {"id": self._value(0), "op": self._value(0), "options": self._value(2)},
@@ -151,6 +156,7 @@ class Targets:
         self.calls: dict[str, Callable[[bytes], bool]] = {
             "batch": self._batch,
             "transposed": self._transposed,
+            "packed": self._packed,
             "state": self._decoded(lambda frame: decode_state(frame, printable=True)),
             "heartbeat": self._heartbeat,
             "request": self._decoded(decode_request),
@@ -180,6 +186,16 @@ class Targets:
         read = transposed.read_transposed(frame, printable=True)
         with contextlib.suppress(FoldError):
             apply_transposed(decode_state(self._state_bytes), read)
+        return True
+
+    def _packed(self, frame: bytes) -> bool:
+        """As the second one of its frame."""
+        unpacker = Unpacker()
+        unpacker.unpack(self._corpus.opening)
+        try:
+            decode_kept(*unpacker.unpack(frame))
+        except RecordingError as error:
+            raise DecodeError(str(error)) from None
         return True
 
     def _heartbeat(self, frame: bytes) -> bool:
@@ -215,6 +231,16 @@ def _transposed(batches: list[Batch]) -> list[bytes]:
     return [data for batch in whole if (data := transposed.transpose(encode_batch(batch))) is not None]
 
 
+def _packed(payloads: list[bytes]) -> tuple[bytes, list[bytes]]:
+    """The first of them, and each as the second one of a frame that it begins."""
+    packer, opening, seconds = BatchPacker(), b"", []
+    for payload in payloads:
+        packer.end_frame()
+        opening = packer.pack(Form.WIRE, payloads[0])
+        seconds.append(packer.pack(Form.WIRE, payload))
+    return opening, seconds
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -227,7 +253,9 @@ def main() -> int:
     corpus = Corpus(args.seed)
     targets = Targets(corpus)
     plan = [
-        (spoil, kind) for spoil in corpus.spoil for kind in ("batch", "transposed", "state", "heartbeat", "request")
+        (spoil, kind)
+        for spoil in corpus.spoil
+        for kind in ("batch", "transposed", "packed", "state", "heartbeat", "request")
     ]
     taken, refused = Counter[str](), Counter[str]()
     started, before, most = time.monotonic(), 0, 0

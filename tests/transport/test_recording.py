@@ -23,6 +23,7 @@ from kvscope.events.state import EngineState, FullState
 from kvscope.transport.recording import Recorder, Recording, RecordingError, read_recording
 from kvscope.transport.recording import format as recording_format
 from kvscope.transport.recording.format import MAX_CHUNK_BYTES
+from kvscope.transport.recording.packing import Unpacker
 
 
 def record(path: Path, batches: list, **options: object) -> Path:
@@ -54,11 +55,13 @@ def test_any_mcap_reader_opens_it(tmp_path: Path, batches: list) -> None:
         messages = list(reader.iter_messages())
         [metadata] = list(reader.iter_metadata())
         assert reader.get_header().profile == "kvscope"
-    assert {channel.topic for _, channel, _ in messages} == {"events"}
+    assert {channel.topic for _, channel, _ in messages} == {"packed"}
     assert {channel.message_encoding for _, channel, _ in messages} == {"msgpack"}
     assert [message.log_time for _, _, message in messages] == [10**18 + batch.time_ns for batch in batches]
     assert [message.sequence for _, _, message in messages] == list(range(40))
-    assert msgpack.unpackb(messages[0][2].data)[0] == batches[0].epoch
+    unpacker = Unpacker()
+    payloads = [unpacker.unpack(message.data)[1] for _, _, message in messages]
+    assert msgpack.unpackb(payloads[0])[0] == batches[0].epoch
     assert set(metadata.metadata) == {"kvscope_version", "schema_version"}
 
 

@@ -11,6 +11,7 @@ from mcap.reader import make_reader
 from mcap.records import Attachment, Footer
 from mcap.stream_reader import StreamReader
 
+from kvscope.transport.recording.chunks import Layout
 from kvscope.transport.recording.columns import MAX_PART_BYTES, BatchColumns
 from kvscope.transport.recording.format import (
     BATCH_CHANNELS,
@@ -21,7 +22,7 @@ from kvscope.transport.recording.format import (
 )
 from kvscope.transport.recording.reader import Progress, Recording, no_progress, read_recording
 from kvscope.transport.recording.scanning import scan_recording
-from kvscope.transport.recording.stored import Layout, StoredRecording
+from kvscope.transport.recording.stored import StoredRecording
 
 MAX_READ_BYTES = 4 << 20  # as much is read in a second
 MAX_SUMMARY_BYTES = 256 << 20

@@ -26,11 +26,12 @@ from kvscope.transport.recording.format import (
     BOOKMARK_CHANNEL,
     KEYFRAME_CHANNEL,
     MAX_CHUNK_BYTES,
+    PACKED_CHANNEL,
     PROFILE,
     SEQUENCE_MODULUS,
-    TRANSPOSED_CHANNEL,
     RecordingError,
 )
+from kvscope.transport.recording.packing import Form, Unpacker
 
 Progress = Callable[[str, int, int], None]  # the file's name, how many bytes of it have been read, its size
 
@@ -119,6 +120,7 @@ class Parser:
         self.recording = recording
         self.has_header = self.is_ours = self._has_data_end = False
         self.topics: dict[int, str] = {}
+        self._unpacker = Unpacker()
 
     def take(self, record: McapRecord) -> None:
         if isinstance(record, Header):
@@ -139,7 +141,10 @@ class Parser:
         elif isinstance(record, Message):
             topic = self.topics[record.channel_id]
             if topic in BATCH_CHANNELS:
-                self.take_batch(self._unwrap(record.sequence), topic, record.data)
+                seq = self._unwrap(record.sequence)
+                self._check_next(seq)
+                is_packed = topic == PACKED_CHANNEL
+                self.take_batch(seq, *(self._unpacker.unpack(record.data) if is_packed else (Form.WIRE, record.data)))
             elif topic == KEYFRAME_CHANNEL:
                 self.take_keyframe(self._unwrap(record.sequence), record.data)
             else:
@@ -155,16 +160,15 @@ class Parser:
         last = self.last_seq
         return sequence if last is None else last + (sequence - last) % SEQUENCE_MODULUS
 
-    def check_next(self, seq: int) -> None:
+    def _check_next(self, seq: int) -> None:
         """Raises HoleError unless this batch comes next."""
         last = self.last_seq
         expected = 0 if last is None else last + 1
         if seq != expected:
             raise HoleError(f"batches {expected} to {seq - 1} are not in it")
 
-    def take_batch(self, seq: int, topic: str, data: bytes) -> None:
-        self.check_next(seq)
-        batch, num_refused = decode_kept(topic, data)
+    def take_batch(self, seq: int, form: Form, data: bytes) -> None:
+        batch, num_refused = decode_kept(form, data)
         self.recording.batches.append((seq, batch))
         self.recording.num_refused_events += num_refused
 
@@ -196,9 +200,9 @@ class Parser:
         return f"ends abruptly{after}; {num_unread:,} bytes that follow are not read ({reason})"
 
 
-def decode_kept(topic: str, data: bytes) -> DecodedBatch:
+def decode_kept(form: Form, data: bytes) -> DecodedBatch:
     """A batch in either of the forms a recording keeps it in, every string made printable. Raises DecodeError."""
-    if topic != TRANSPOSED_CHANNEL:
+    if form != Form.TRANSPOSED:
         return decode_batch(data, printable=True)
     transposed = read_transposed(data, printable=True)
     return DecodedBatch(transposed.batch(), transposed.num_refused_events)

@@ -37,11 +37,12 @@ from kvscope.transport.recording.format import (
     MAX_KEYFRAME_BYTES,
     MESSAGE_ENCODING,
     METADATA_NAME,
+    PACKED_CHANNEL,
     PROFILE,
     SEQUENCE_MODULUS,
-    TRANSPOSED_CHANNEL,
     RecordingError,
 )
+from kvscope.transport.recording.packing import MAX_PACKED_BYTES, BatchPacker, Form
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Recorder:
         self._num_queued_bytes = self._num_file_bytes = 0
         self._events_since = self._bytes_since = self._num_blocks = 0
         self._columns: BatchColumns | None = BatchColumns()  # None: a batch came without what an index needs
-        self._packer = DeltaPacker()
+        self._packer, self._checkpoint_packer = BatchPacker(), DeltaPacker()
         self._num_batches = self._num_chunks = self._chunk_bytes = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="kvscope-recorder", daemon=True)
@@ -178,7 +179,7 @@ class Recorder:
         writer.add_metadata(METADATA_NAME, {"kvscope_version": _version(), "schema_version": str(SCHEMA_VERSION)})
         channels = {
             name: writer.register_channel(name, MESSAGE_ENCODING, schema_id=0)
-            for name in (EVENTS_CHANNEL, TRANSPOSED_CHANNEL, KEYFRAME_CHANNEL, CHECKPOINT_CHANNEL, BOOKMARK_CHANNEL)
+            for name in (EVENTS_CHANNEL, PACKED_CHANNEL, KEYFRAME_CHANNEL, CHECKPOINT_CHANNEL, BOOKMARK_CHANNEL)
         }
         self._flush(writer)
         while (message := self._queue.get()) is not None and self.error is None:
@@ -213,21 +214,27 @@ class Recorder:
         with self._lock:
             self._num_queued_bytes -= len(message.data)
         self._index(message)
-        transposed = transpose(message.data) if message.channel == EVENTS_CHANNEL else None
-        if transposed is None:
-            self._add(writer, channels[message.channel], message, message.data)
+        if message.channel == EVENTS_CHANNEL and len(message.data) <= MAX_PACKED_BYTES:
+            self._add(writer, channels[PACKED_CHANNEL], message, self._pack(message.data))
         else:
-            self._add(writer, channels[TRANSPOSED_CHANNEL], message, transposed)
+            self._packer.end_frame()
+            self._add(writer, channels[message.channel], message, message.data)
         if message.checkpoint is not None and self._columns is not None:
             self._columns.checkpoints.append(self._num_batches)
             self._columns.checkpoint_chunks.append(self._num_chunks)
             raw = encode_checkpoint(message.checkpoint.restore())
-            self._add(writer, channels[CHECKPOINT_CHANNEL], message, self._packer.pack(message.seq, raw))
+            self._add(writer, channels[CHECKPOINT_CHANNEL], message, self._checkpoint_packer.pack(message.seq, raw))
         if self._chunk_bytes >= CHUNK_BYTES:
             self._end_chunk(writer)
         if self._columns is not None and len(self._columns) >= PART_BATCHES:
             self._end_chunk(writer)
             self._write_index(writer)
+
+    def _pack(self, payload: bytes) -> bytes:
+        transposed = transpose(payload)
+        if transposed is None:
+            return self._packer.pack(Form.WIRE, payload)
+        return self._packer.pack(Form.TRANSPOSED, transposed)
 
     def _add(self, writer: Writer, channel: int, message: _Message, data: bytes) -> None:
         self._chunk_bytes += len(data)

@@ -14,17 +14,18 @@ from mcap.stream_reader import StreamReader
 
 from kvscope.events.codec import decode_state, peek_header
 from kvscope.events.transposed import peek_transposed
+from kvscope.transport.recording.chunks import Layout
 from kvscope.transport.recording.columns import BatchColumns, Mark
 from kvscope.transport.recording.format import (
     BOOKMARK_CHANNEL,
     CHECKPOINT_CHANNEL,
     MAX_CHUNK_BYTES,
     SEQUENCE_MODULUS,
-    TRANSPOSED_CHANNEL,
     RecordingError,
 )
+from kvscope.transport.recording.packing import Form
 from kvscope.transport.recording.reader import HoleError, Parser, Progress, Recording, describe_rest, no_progress
-from kvscope.transport.recording.stored import Layout, StoredRecording
+from kvscope.transport.recording.stored import StoredRecording
 
 
 def scan_recording(path: Path, progress: Progress = no_progress) -> StoredRecording:
@@ -81,9 +82,8 @@ class _Scanner(Parser):
             self.chunks.append((self.start, self.stop - self.start))
         super().take(record)
 
-    def take_batch(self, seq: int, topic: str, data: bytes) -> None:
-        self.check_next(seq)
-        step, time_ns, num_events = (peek_transposed if topic == TRANSPOSED_CHANNEL else peek_header)(data)
+    def take_batch(self, seq: int, form: Form, data: bytes) -> None:
+        step, time_ns, num_events = (peek_transposed if form == Form.TRANSPOSED else peek_header)(data)
         self.columns.add(seq, Mark(step, time_ns, num_events), len(self.chunks) - 1)
 
     def take_keyframe(self, seq: int, data: bytes) -> None:
