@@ -3,9 +3,9 @@
     pip download --no-deps vllm && unzip -q vllm-*.whl 'vllm/v1/core/*' 'vllm/distributed/*' 'vllm/utils/*' -d vllm_src
     python benchmarks/pool.py --vllm vllm_src
 
-Ours is `BlockTables` as the engine calls it, each call with its event; with events off, the same calls of the pool and
-nothing beside them. vLLM's `BlockPool` (prefix caching on) records no event here, and keeps no tables. Only the modules
-of its pool are loaded, the rest of vLLM is stubbed. Without --vllm our side alone.
+Ours is `BlockTables` as the engine calls it, each call with its event; with events off, the same calls of the pool, and
+the same fields of the sequence set. vLLM's `BlockPool` (prefix caching on) records no event here, and keeps no tables.
+Only the modules of its pool are loaded, the rest of vLLM is stubbed. Without --vllm our side alone.
 A figure is the median of the rounds, a ratio the median of the rounds' ratios: the machine's mood cancels out.
 """
 
@@ -81,6 +81,7 @@ class Silent:
     def release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)
         sequence.block_table = []
+        sequence.num_computed = sequence.num_indexed = 0
 
     def hit(self, pair: tuple[Sequence, list[int]]) -> None:
         sequence, block_ids = pair
