@@ -148,10 +148,15 @@ def test_lost_batches_are_healed_and_counted(fake_engine: Any) -> None:
 
 
 def test_fold_of_all_batches_is_the_engines_state(fake_engine: Any) -> None:
-    """From scratch, not along the way: the recorded batches alone rebuild the state."""
+    """From scratch, not along the way: the recorded batches alone rebuild the state, and no change goes unnoted."""
     for seed in range(50):
         fixture = run_operations(fake_engine, seed)
         state = EngineState()
         for batch in fixture.sink.batches:
+            before = [(column, column.tolist()) for column in (state.ref_counts, state.written_slots)]
             state = apply_batch(state, batch)
+            for column, old in before:
+                changed = {place for place, number in enumerate(column) if number != old[place]}
+                assert changed <= {*column.take_touched().tolist()}
+                assert not any(column.touched)
         assert state == fixture.engine.state()

@@ -54,6 +54,8 @@ def test_the_same_state_after_every_batch(make_stream, seed: int, together: int,
         assert outcome(apply_transposed, other, read_transposed(data)) == found
         if not isinstance(found, bytes):
             return
+        for name in ("ref_counts", "written_slots"):
+            assert getattr(other, name).touched == getattr(plain, name).touched
         again = outcome(apply_transposed, before.restore(), read_transposed(data))
         assert again == found
 

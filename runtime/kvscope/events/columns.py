@@ -19,13 +19,19 @@ class Column(_Integers):
 
     A single element costs what it costs in a list (numpy: three times as much), which is what a fold does most;
     `numbers` is the same memory as a numpy array, for whoever looks at the whole pool. On the wire it is a list.
+    `touched` has a 1 for each element that may have been written since `take_touched`: who writes one, says so. It is
+    no part of the value, and a copy begins without any.
 
     Raises:
         OverflowError: a value does not fit into 32 bits.
     """
 
+    touched: bytearray
+
     def __new__(cls, values: Iterable[int] = ()) -> Self:
-        return super().__new__(cls, "i", values)  # type: ignore[return-value]  # typeshed forgets the subclass
+        column: Self = super().__new__(cls, "i", values)  # type: ignore[assignment]  # typeshed forgets the subclass
+        column.touched = bytearray(len(column))
+        return column
 
     @classmethod
     def zeros(cls, length: int) -> Self:
@@ -44,6 +50,13 @@ class Column(_Integers):
     def numbers(self) -> NDArray[np.int32]:
         """The same memory; not to be kept, since a column cannot grow while it is lent."""
         return np.asarray(self)
+
+    def take_touched(self) -> NDArray[np.intp]:
+        """Which elements may have been written since the last look, in order; the next one begins from here."""
+        flags = np.frombuffer(self.touched, np.bool_)
+        places = np.flatnonzero(flags)
+        flags[places] = False
+        return places
 
     def __eq__(self, other: object) -> bool:
         return super().__eq__(other) if isinstance(other, array) else list(self) == other

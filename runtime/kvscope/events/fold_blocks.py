@@ -16,10 +16,12 @@ def _blocks_allocated(state: EngineState, event: ev.BlocksAllocated) -> None:
         raise FoldError(
             f"{event.sequence_id} has {len(table)} blocks, the event continues at L{event.first_logical_block}"
         )
+    refs, written = state.ref_counts, state.written_slots
     for block_id in event.block_ids:
         _check_block(state, block_id)
-        state.ref_counts[block_id] += 1
-        state.written_slots[block_id] = 0
+        refs[block_id] += 1
+        written[block_id] = 0
+        refs.touched[block_id] = written.touched[block_id] = 1
     table.extend(event.block_ids)
 
 
@@ -31,6 +33,7 @@ def _hold(state: EngineState, event: ev.BlocksShared | ev.BlocksReused) -> Seque
     for block_id in event.block_ids:
         _check_block(state, block_id)
         state.ref_counts[block_id] += 1
+        state.ref_counts.touched[block_id] = 1
     sequence.block_table = list(event.block_ids)
     return sequence
 
@@ -48,27 +51,30 @@ def _block_copied(state: EngineState, event: ev.BlockCopied) -> None:
         raise FoldError(f"{event.sequence_id} has no logical block L{event.logical_block}")
     sequence.block_table[event.logical_block] = event.target_block
     sequence.num_copies += 1
-    state.ref_counts[event.source_block] -= 1
-    state.ref_counts[event.target_block] += 1
-    state.written_slots[event.target_block] = event.num_slots
+    refs, written = state.ref_counts, state.written_slots
+    refs[event.source_block] -= 1
+    refs[event.target_block] += 1
+    written[event.target_block] = event.num_slots
+    refs.touched[event.source_block] = refs.touched[event.target_block] = written.touched[event.target_block] = 1
     state.counters.copies += 1
 
 
 def _slots_written(state: EngineState, event: ev.SlotsWritten) -> None:
     _, sequence = state.find(event.sequence_id)
-    block_size = _block_size(state)
+    block_size, written = _block_size(state), state.written_slots
     if not 0 <= event.start <= event.stop <= len(sequence.block_table) * block_size:
         raise FoldError(f"{event.sequence_id} holds no block for positions {event.start}:{event.stop}")
     if event.start == event.stop:
         return
     if event.stop - event.start == 1:  # a token that was generated: most writes
         logical, slot = divmod(event.start, block_size)
-        state.written_slots[sequence.block_table[logical]] = slot + 1
+        block_id = sequence.block_table[logical]
+        written[block_id], written.touched[block_id] = slot + 1, 1
         sequence.num_written = event.stop
         return
     for logical in range(event.start // block_size, (event.stop - 1) // block_size + 1):
         block_id = sequence.block_table[logical]
-        state.written_slots[block_id] = min(event.stop - logical * block_size, block_size)
+        written[block_id], written.touched[block_id] = min(event.stop - logical * block_size, block_size), 1
     sequence.num_written = event.stop
 
 
@@ -85,11 +91,13 @@ def _blocks_swapped_in(state: EngineState, event: ev.BlocksSwappedIn) -> None:
     if sequence.block_table:
         raise FoldError(f"{event.sequence_id} already holds blocks")
     _count_host(state, event.host_block_ids, -1)
+    refs, written = state.ref_counts, state.written_slots
     for logical, block_id in enumerate(event.block_ids):
         _check_block(state, block_id)
-        state.counters.blocks_swapped_in += state.ref_counts[block_id] == 0
-        state.ref_counts[block_id] += 1
-        state.written_slots[block_id] = min(max(sequence.num_written - logical * block_size, 0), block_size)
+        state.counters.blocks_swapped_in += refs[block_id] == 0
+        refs[block_id] += 1
+        written[block_id] = min(max(sequence.num_written - logical * block_size, 0), block_size)
+        refs.touched[block_id] = written.touched[block_id] = 1
     sequence.block_table, sequence.host_table = list(event.block_ids), []
 
 
@@ -117,12 +125,13 @@ def _blocks_released(state: EngineState, event: ev.BlocksReleased) -> None:
 
 
 def _release(state: EngineState, block_ids: list[int], cached_block_ids: list[int]) -> None:
-    cached = frozenset(cached_block_ids)
+    cached, refs, written = frozenset(cached_block_ids), state.ref_counts, state.written_slots
     for block_id in block_ids:
         _check_block(state, block_id)
-        state.ref_counts[block_id] -= 1
-        if state.ref_counts[block_id] == 0 and block_id not in cached:
-            state.written_slots[block_id] = 0
+        refs[block_id] -= 1
+        refs.touched[block_id] = 1
+        if refs[block_id] == 0 and block_id not in cached:
+            written[block_id], written.touched[block_id] = 0, 1
 
 
 def _blocks_reused(state: EngineState, event: ev.BlocksReused) -> None:
@@ -132,7 +141,7 @@ def _blocks_reused(state: EngineState, event: ev.BlocksReused) -> None:
 def _blocks_evicted(state: EngineState, event: ev.BlocksEvicted) -> None:
     for block_id in event.block_ids:
         _check_block(state, block_id)
-        state.written_slots[block_id] = 0
+        state.written_slots[block_id], state.written_slots.touched[block_id] = 0, 1
     state.counters.evictions += len(event.block_ids)
 
 

@@ -89,7 +89,8 @@ def _slots_written(state: EngineState, run: _Run, found: _Found) -> None:
     for place, ((_, sequence), start, stop) in enumerate(zip(found, starts, stops, strict=True), run.first):
         table, logical = sequence.block_table, start // block_size
         if stop - start == 1 and logical < len(table):
-            written[table[logical]] = start % block_size + 1
+            block_id = table[logical]
+            written[block_id], written.touched[block_id] = start % block_size + 1, 1
             sequence.num_written = stop
         else:
             apply_event(state, run.group.events[place])
