@@ -7,10 +7,8 @@ import msgpack
 import pytest
 
 from kvscope.events import transposed as transposed_module
-from kvscope.events.checkpoint import decode_checkpoint, encode_checkpoint
-from kvscope.events.codec import DecodeError, encode_batch, encode_state
+from kvscope.events.codec import encode_batch, encode_state
 from kvscope.events.fold import apply_batch
-from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording import Recorder, RecordingError, ReplaySource, open_recording, read_recording
@@ -215,14 +213,6 @@ def test_without_the_states_there_is_no_index(tmp_path: Path, batches: list[Batc
     assert not isinstance(open_recording(tmp_path / "plain.mcap"), StoredRecording)
 
 
-def test_not_a_checkpoint() -> None:
-    state = EngineState()
-    assert decode_checkpoint(encode_checkpoint(state)) == state
-    for junk in (b"", b"\xc0", encode_checkpoint(state)[:-1]):
-        with pytest.raises(DecodeError):
-            decode_checkpoint(junk)
-
-
 def test_differences_come_back_whole() -> None:
     random, packer = Random(4), DeltaPacker()
     raw = bytearray(random.randbytes(50_000))
@@ -234,19 +224,6 @@ def test_differences_come_back_whole() -> None:
     assert unpack(parse_packed(packed), base) == bytes(raw)
     with pytest.raises(ValueError, match="damaged"):
         unpack(parse_packed(packed), bytes(reversed(base)))
-
-
-def test_text_of_a_checkpoint_is_made_printable(batches: list[Batch]) -> None:
-    state = EngineState()
-    for batch in batches[:60]:
-        state = apply_batch(state, batch)
-    request = next(iter(state.requests.values()))
-    request.prompt = "a\x1b]52;c;x\x07"
-    request.sequences[0].pieces.append("\x9b1m")
-    found = decode_checkpoint(encode_checkpoint(Keyframe(state).restore()))
-    shown = found.requests[request.request_id]
-    assert shown.prompt == "a␛]52;c;x␇"
-    assert shown.sequences[0].pieces[-1] == "\ufffd1m"
 
 
 def test_unreadable_events_are_counted_as_they_are_met(tmp_path: Path, batches: list[Batch], lab) -> None:

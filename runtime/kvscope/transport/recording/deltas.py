@@ -9,8 +9,7 @@ import zstandard
 from kvscope.transport.recording.format import MAX_KEYFRAME_BYTES, RecordingError
 
 FULL_EVERY = 4
-_LEVEL = 6  # of one by itself; a difference is as small at level 3, once all of the earlier one can be found
-_DELTA_LEVEL, _DELTA_HASH_LOG = 3, 20
+_LEVEL = 6
 
 
 class PackedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -63,11 +62,10 @@ def _compressor(size: int, base_raw: bytes) -> zstandard.ZstdCompressor:
     # The window must reach back over the whole of the earlier one.
     window_log = min(max((size + len(base_raw)).bit_length(), 10), 27)
     parameters = zstandard.ZstdCompressionParameters.from_level(
-        _DELTA_LEVEL if base_raw else _LEVEL,
+        _LEVEL,
         source_size=size,
         dict_size=len(base_raw),
         window_log=window_log,
-        hash_log=_DELTA_HASH_LOG if base_raw else 0,
         write_checksum=1,
     )
     return zstandard.ZstdCompressor(dict_data=_dictionary(base_raw), compression_params=parameters)
