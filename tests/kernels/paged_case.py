@@ -48,6 +48,20 @@ class PagedCase:
                 rows.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v))
         return torch.stack(rows)
 
+    def without_past(self, sliding_window: int) -> "PagedCase":
+        """The same case once the blocks before every query's window are given up: NaN, undefined in the table."""
+        key_cache, value_cache = self.key_cache.clone(), self.value_cache.clone()
+        tables = self.batch.block_tables.clone()
+        lengths = self.batch.query_start.diff().tolist()
+        for sequence, context_length in enumerate(self.batch.context_lengths.tolist()):
+            first_read = max(context_length - lengths[sequence] - sliding_window + 1, 0)
+            gone = tables[sequence, : first_read // self.key_cache.shape[2]]
+            key_cache[gone.long()] = value_cache[gone.long()] = POISON
+            gone[:] = GARBAGE[0]
+        return replace(
+            self, key_cache=key_cache, value_cache=value_cache, batch=replace(self.batch, block_tables=tables)
+        )
+
     def with_unwritten(self, fill: float, garbage: int) -> "PagedCase":
         """The same case with another content in every unwritten slot and undefined table entry."""
         key_cache, value_cache = self.key_cache.clone(), self.value_cache.clone()

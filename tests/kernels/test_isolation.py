@@ -38,6 +38,19 @@ def test_unwritten_slots_and_undefined_table_entries_change_no_bit(
         assert torch.equal(output, baseline), f"unwritten slots of {fill}, table entries of {garbage}"
 
 
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("name", [*NAMES, "numba"])
+def test_what_fell_out_of_the_window_is_not_read(make_case, name, block_size):
+    """Blocks before every query's window may be gone; the block in which it begins may not."""
+    query_lengths, contexts = [1, 1, 6, 1, 21, 3], [80, 3 * block_size, 70, 5 * block_size + 1, 80, 2]
+    for sliding_window in (1, 5, 17, block_size + 1, 2 * block_size):
+        case = make_case(query_lengths, contexts, block_size=block_size)
+        past = case.without_past(sliding_window)
+        assert not torch.equal(past.batch.block_tables, case.batch.block_tables)
+        output = attend(get_backend(name), past, sliding_window, None)
+        assert torch.equal(output, attend(get_backend(name), case, sliding_window, None))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_written_slot_counts(make_case, name):
     """The counterpart: a change in any slot of the context is seen by the sequence that owns it, and no other."""

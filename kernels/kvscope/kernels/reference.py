@@ -38,11 +38,12 @@ class ReferenceBackend:
         starts = batch.query_start.tolist()
         for sequence, context_length in enumerate(batch.context_lengths.tolist()):
             tokens = slice(starts[sequence], starts[sequence + 1])
+            first = first_visible(tokens.stop - tokens.start, context_length, sliding_window)
             table = batch.block_tables[sequence]
             output[tokens] = attend_contiguous(
                 query[tokens],
-                gather_context(key_cache, table, context_length),
-                gather_context(value_cache, table, context_length),
+                gather_context(key_cache, table, first, context_length),
+                gather_context(value_cache, table, first, context_length),
                 scale=scale,
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
@@ -56,18 +57,23 @@ class ReferenceBackend:
                 cache[target].copy_(cache[source])
 
 
-def gather_context(cache: Tensor, table: Tensor, context_length: int) -> Tensor:
-    """One sequence's K or V as `[num_kv_heads, context_length, head_size]`: a copy, in order of position."""
+def gather_context(cache: Tensor, table: Tensor, start: int, stop: int) -> Tensor:
+    """K or V of positions `start:stop`, `[num_kv_heads, stop - start, head_size]`: a copy, in order of position."""
     block_size = cache.shape[2]
-    num_blocks = -(-context_length // block_size)
-    blocks = cache[table[:num_blocks].long()]  # [num_blocks, num_kv_heads, block_size, head_size]
-    return blocks.transpose(0, 1).flatten(1, 2)[:, :context_length]
+    first = start // block_size
+    blocks = cache[table[first : -(-stop // block_size)].long()]  # [num_blocks, num_kv_heads, block_size, head_size]
+    return blocks.transpose(0, 1).flatten(1, 2)[:, start - first * block_size : stop - first * block_size]
+
+
+def first_visible(num_queries: int, context_length: int, sliding_window: int | None) -> int:
+    """The first position that any of the queries sees: what lies before may be gone."""
+    return 0 if sliding_window is None else max(context_length - num_queries - sliding_window + 1, 0)
 
 
 def attend_contiguous(
     query: Tensor, keys: Tensor, values: Tensor, *, scale: float, sliding_window: int | None, soft_cap: float | None
 ) -> Tensor:
-    """Causal attention of one sequence whose queries are the last positions of its context.
+    """Causal attention of one sequence whose queries are the last positions of its context, or of a last part of it.
 
     query is `[num_queries, num_query_heads, head_size]`, keys and values are `[num_kv_heads, context_length, ...]`;
     returns `[num_queries, num_query_heads, value_head_size]` in query's dtype.

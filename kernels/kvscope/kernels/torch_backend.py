@@ -137,16 +137,16 @@ class TorchBackend:
         soft_cap: float | None,
     ) -> Tensor:
         """All queries of one sequence: `[num_queries, num_query_heads, head_size]` -> `[..., value_head_size]`."""
-        num_queries, context_length = query.shape[0], sequence.context_length
+        num_queries, num_positions = query.shape[0], sequence.num_positions
         dtype = torch.promote_types(query.dtype, key_cache.dtype)
         keys, values = (
             self._gather(name, layout.rows(cache), sequence.cache_rows, dtype).view(
                 layout.num_kv_heads, -1, cache.shape[3]
-            )[:, :context_length]
+            )[:, :num_positions]
             for name, cache in (("key", key_cache), ("value", value_cache))
         )
         if soft_cap is not None or keys.shape[2] != values.shape[2]:
-            num_stored = context_length - num_queries
+            num_stored = num_positions - num_queries
             rows = [
                 attend_contiguous(
                     query[first : first + MAX_EAGER_QUERIES],
@@ -160,7 +160,7 @@ class TorchBackend:
             ]
             return torch.cat(rows)
 
-        is_causal = num_queries == context_length and sliding_window is None
+        is_causal = num_queries == num_positions and sliding_window is None
         # KV heads take the batch axis, so that the query heads of a group read one K and V without a copy.
         grouped = query.to(dtype).unflatten(1, (layout.num_kv_heads, -1)).permute(1, 2, 0, 3)
         attended = scaled_dot_product_attention(
@@ -169,7 +169,7 @@ class TorchBackend:
             values[:, None].expand(-1, grouped.shape[1], -1, -1),
             attn_mask=None
             if is_causal
-            else visible_positions(num_queries, context_length, sliding_window, query.device),
+            else visible_positions(num_queries, num_positions, sliding_window, query.device),
             is_causal=is_causal,
             scale=scale,
         )

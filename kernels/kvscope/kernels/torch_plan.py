@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvscope.kernels.batch import PagedBatch
 from kvscope.kernels.layout import CacheLayout
+from kvscope.kernels.reference import first_visible
 
 # Sequences of one chunk are padded to the longest of them: a shorter context than this share starts a new chunk.
 MIN_FILL = 0.75
@@ -37,7 +38,8 @@ class PrefillSequence:
     """A sequence with several queries in this step."""
 
     tokens: slice
-    context_length: int
+    num_positions: int
+    """Gathered positions, up to the last query's: all of them, or from the first block in the window on."""
     cache_rows: Tensor
     """int64 [num_kv_heads * num_blocks], rows to gather."""
 
@@ -66,15 +68,14 @@ def plan_step(batch: PagedBatch, layout: CacheLayout, head_size: int, sliding_wi
         _plan_chunk(batch, layout, [i for _, i in decodes[first:last]], sliding_window)
         for first, last in _split_by_length([length for length, _ in decodes], max_positions)
     ]
-    prefills = [
-        PrefillSequence(
-            tokens=slice(starts[i], starts[i + 1]),
-            context_length=contexts[i],
-            cache_rows=layout.row_ids(batch.block_tables[i, : -(-contexts[i] // layout.block_size)]).flatten(),
-        )
-        for i, length in enumerate(query_lengths)
-        if length > 1
-    ]
+    prefills = []
+    for i, length in enumerate(query_lengths):
+        if length > 1:
+            first_block = first_visible(length, contexts[i], sliding_window) // layout.block_size
+            block_ids = batch.block_tables[i, first_block : -(-contexts[i] // layout.block_size)]
+            num_positions = contexts[i] - first_block * layout.block_size
+            tokens = slice(starts[i], starts[i + 1])
+            prefills.append(PrefillSequence(tokens, num_positions, layout.row_ids(block_ids).flatten()))
     return StepPlan(chunks, prefills)
 
 
