@@ -82,8 +82,9 @@ class FakeRunner:
 
     VOCABULARY = 50
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, num_blocks: int, block_size: int, window: int | None = None) -> None:
+        """With a window, of an extent's context only what its tokens look back to is there to be read."""
+        self.block_size, self.window = block_size, window
         self.slots: dict[tuple[int, int], tuple[int, int]] = {}
         self.host: dict[tuple[int, int], tuple[int, int]] = {}
         self.steps: list[tuple[list[tuple[str, int, int]], list[BlockCopy]]] = []
@@ -99,9 +100,11 @@ class FakeRunner:
             for position, token in enumerate(sequence.tokens(start, stop), start):
                 self.slots[self._place(sequence, position)] = (token, position)
         logits = {}
-        for sequence, _, stop in extents:
-            context = [self.slots[self._place(sequence, position)] for position in range(stop)]
-            assert context == [(token, position) for position, token in enumerate(sequence.tokens(0, stop))]
+        for sequence, start, stop in extents:
+            context = [(token, position) for position, token in enumerate(sequence.tokens(0, stop))]
+            first = max(start - self.window + 1, 0) if self.window is not None else 0
+            read = [self.slots[self._place(sequence, position)] for position in range(first, stop)]
+            assert read == context[first:]
             if stop == sequence.num_tokens:
                 generator = torch.Generator().manual_seed(hash(tuple(context)) & 0x7FFFFFFF)
                 logits[sequence.sequence_id] = torch.randn(self.VOCABULARY, generator=generator)
@@ -120,7 +123,9 @@ class FakeRunner:
                     self.slots[device, slot] = self.host[host, slot]
 
     def _place(self, sequence: Any, position: int) -> tuple[int, int]:
-        return sequence.block_table[position // self.block_size], position % self.block_size
+        place = position // self.block_size - sequence.num_released
+        assert place >= 0, f"{sequence.sequence_id} reads position {position}, which it has given up"
+        return sequence.block_table[place], position % self.block_size
 
 
 def fake_info(**changes: Any) -> EngineInfo:
@@ -153,7 +158,7 @@ def fake_engine() -> Callable[..., Fixture]:
 
     def build(free_order: Sequence[int] | None = None, eos: frozenset[int] = frozenset(), **changes: Any) -> Fixture:
         info, sink = fake_info(**changes), AuditSink(keep=True)
-        runner = FakeRunner(info.num_blocks, info.block_size)
+        runner = FakeRunner(info.num_blocks, info.block_size, info.sliding_window)
         engine = Engine(
             info,
             runner,

@@ -26,11 +26,13 @@ class MemoryWorld:
     The KV of a position depends on all tokens up to it, so what a slot holds here is their hash.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_sequences: int, max_positions: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, num_sequences: int, max_positions: int, window: int | None = None
+    ) -> None:
         self.events: list[Event] = []
         self.pool = BlockPool(num_blocks, block_size)
         self.prefixes = Prefixes(self.pool, self.events)
-        self.tables = BlockTables(self.pool, self.events, self.prefixes)
+        self.tables = BlockTables(self.pool, self.events, self.prefixes, window)
         self.num_sequences, self.max_positions = num_sequences, max_positions
         self.live: dict[int, Sequence] = {}
         self.preempted: dict[int, list[int]] = {}  # tokens of sequences that lost their blocks
@@ -49,7 +51,9 @@ class MemoryWorld:
         assert sequence.num_computed < len(tokens), "one token is always computed"
         assert free_before.isdisjoint(sequence.block_table), "a free block has no content"
         assert all(self.pool.ref_count(b) == 1 for b in sequence.block_table if b in idle_before)
+        assert sequence.num_released == 0
         self._read(sequence)
+        self.tables.release_out_of_window(sequence)
         if sequence.block_table:
             self.live[place] = sequence
             return True
@@ -123,21 +127,36 @@ class MemoryWorld:
         assert available - self.pool.num_available_blocks == needed, "the forecast is exact"
         tokens, block_size = sequence.tokens(0, stop), self.pool.block_size
         for position in range(extent.start, stop):
-            block = sequence.block_table[position // block_size]
+            block = sequence.block_table[position // block_size - sequence.num_released]
             assert self.pool.ref_count(block) == 1, "nobody else holds what is written"
             assert block not in self.prefixes._cache, "what is cached is never written again"
             self.kv[block][position % block_size] = hash(tuple(tokens[: position + 1]))
         sequence.num_computed = stop
+        self._read(sequence, extent.start)
         self.prefixes.index_written(sequence, "")
+        self.tables.release_out_of_window(sequence)
+        self._check_released(sequence)
         self.live[place] = sequence
         return True
 
-    def _read(self, sequence: Sequence) -> None:
-        """Every written position holds the KV of exactly these tokens."""
-        tokens, block_size = sequence.tokens(0, sequence.num_computed), self.pool.block_size
-        for position in range(sequence.num_computed):
-            stored = self.kv[sequence.block_table[position // block_size]][position % block_size]
+    def _read(self, sequence: Sequence, first_query: int | None = None) -> None:
+        """Every position that this query, else the next one, looks back to holds the KV of exactly these tokens."""
+        tokens, block_size, window = sequence.tokens(0, sequence.num_computed), self.pool.block_size, self.tables.window
+        query = sequence.num_computed if first_query is None else first_query
+        for position in range(max(query - window + 1, 0) if window is not None else 0, sequence.num_computed):
+            place = position // block_size - sequence.num_released
+            assert place >= 0, f"{sequence.sequence_id} has given up what it reads"
+            stored = self.kv[sequence.block_table[place]][position % block_size]
             assert stored == hash(tuple(tokens[: position + 1])), f"{sequence.sequence_id} reads foreign KV"
+
+    def _check_released(self, sequence: Sequence) -> None:
+        """No more is held than the window and the two blocks that it begins and ends in."""
+        window, num_held = self.tables.window, len(sequence.block_table)
+        if window is None:
+            assert sequence.num_released == 0
+            return
+        assert num_held <= self.pool.blocks_for(max(window, 2)) + 1
+        assert num_held >= 1, "who has KV holds a block"
 
 
 def random_operation(world: MemoryWorld, rng: random.Random) -> bool:
@@ -157,11 +176,12 @@ def random_operation(world: MemoryWorld, rng: random.Random) -> bool:
 
 def fuzz(num_operations: int, seed: int) -> dict[str, int]:
     """Worlds of 2 to 24 blocks, one after the other, each from a seed that is told when it fails."""
-    counts = {"operations": 0, "worlds": 0, "hits": 0, "copies": 0, "evicted": 0, "shared": 0}
+    counts = {"operations": 0, "worlds": 0, "hits": 0, "copies": 0, "evicted": 0, "shared": 0, "out": 0}
     while counts["operations"] < num_operations:
         world_seed = seed * 1_000_003 + counts["worlds"]
         rng = random.Random(world_seed)
-        world = MemoryWorld(rng.randint(2, 24), rng.randint(1, 4), rng.randint(1, 8), rng.randint(4, 24))
+        sizes = rng.randint(2, 24), rng.randint(1, 4), rng.randint(1, 8), rng.randint(4, 24)
+        world = MemoryWorld(*sizes, window=rng.choice([None, rng.randint(1, 9)]))
         try:
             for number in range(ATTEMPTS_PER_WORLD):
                 counts["operations"] += random_operation(world, rng)
@@ -184,6 +204,7 @@ def _count(world: MemoryWorld, counts: dict[str, int]) -> None:
         counts["copies"] += isinstance(event, ev.BlockCopied)
         counts["evicted"] += isinstance(event, ev.BlocksEvicted)
         counts["shared"] += isinstance(event, ev.BlocksShared)
+        counts["out"] += isinstance(event, ev.BlocksOutOfWindow)
     world.events.clear()
 
 

@@ -177,9 +177,9 @@ PLACES, TOKENS = st.integers(0, 3), st.integers(0, 1)
 class MemoryMachine(RuleBasedStateMachine):
     """Four sequences on a pool that is always too small; hypothesis shrinks what it finds to a few steps."""
 
-    @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 4))
-    def start(self, num_blocks: int, block_size: int) -> None:
-        self.world = MemoryWorld(num_blocks, block_size, num_sequences=4, max_positions=16)
+    @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 4), window=st.none() | st.integers(1, 9))
+    def start(self, num_blocks: int, block_size: int, window: int | None) -> None:
+        self.world = MemoryWorld(num_blocks, block_size, num_sequences=4, max_positions=16, window=window)
 
     @rule(place=PLACES, tokens=st.lists(TOKENS, min_size=1, max_size=16))
     def admit(self, place: int, tokens: list[int]) -> None:

@@ -14,7 +14,7 @@ from kvscope.engine.intake import RequestRefusedError
 from kvscope.engine.sinks import AuditSink
 from kvscope.events.fold import apply_batch
 from kvscope.events.state import EngineState, FullState
-from kvscope.events.types import Batch, BatchesDropped, SamplingParams
+from kvscope.events.types import Batch, BatchesDropped, BlocksOutOfWindow, SamplingParams
 
 NUM_RUNS = 2_000
 OPERATIONS_PER_RUN = 40
@@ -59,6 +59,7 @@ def run_operations(fake_engine: Any, seed: int, **changes: Any) -> Any:
         num_host_blocks=rng.choice([0, 2, 20]),
         preemption=rng.choice(["recompute", "swap", "auto"]),
         admission=rng.choice(["now", "worst-case", "watermark"]),
+        sliding_window=rng.choice([None, None, 1, 3, 6]),
     )
     engine = fixture.engine
     for number in range(OPERATIONS_PER_RUN):
@@ -76,6 +77,7 @@ def run_operations(fake_engine: Any, seed: int, **changes: Any) -> Any:
         fixture.check()
     steps = fixture.run()
     assert steps < 1_000, "no livelock"
+    assert engine.info.admission != "worst-case" or engine.counters.preemptions == 0
     state = fixture.sink.auditor.state
     assert state.num_free_blocks() + state.num_cached_blocks() == engine.info.num_blocks
     return fixture
@@ -83,7 +85,7 @@ def run_operations(fake_engine: Any, seed: int, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("chunk", range(20))
 def test_invariants_hold_after_any_operations(fake_engine: Any, chunk: int) -> None:
-    copies = preemptions = finished = hits = evictions = 0
+    copies = preemptions = finished = hits = evictions = out_of_window = 0
     for seed in range(chunk * NUM_RUNS // 20, (chunk + 1) * NUM_RUNS // 20):
         try:
             fixture = run_operations(fake_engine, seed)
@@ -95,9 +97,11 @@ def test_invariants_hold_after_any_operations(fake_engine: Any, chunk: int) -> N
         finished += len(fixture.engine.finished_order)
         hits += fixture.engine.counters.prefix_hit_tokens
         evictions += fixture.engine.counters.evictions
+        out_of_window += sum(isinstance(e, BlocksOutOfWindow) for b in fixture.sink.batches for e in b.events)
     assert copies > 0
     assert hits > 0
     assert evictions > 0
+    assert out_of_window > 0
     assert preemptions > 0
     assert finished > 0
 

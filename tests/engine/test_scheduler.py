@@ -369,7 +369,7 @@ def test_written_positions_that_are_common_count_once() -> None:
 
 def test_blocks_to_run_count_what_is_common_once_and_a_fork_not_yet_made_not_at_all() -> None:
     tables = BlockTables(BlockPool(64, 4), [])
-    admission = PagedAdmission(tables, Swapper(tables, 0, []), None, max_model_len=64, policy="now")
+    admission = PagedAdmission(tables, Swapper(tables, 0, []), None, max_model_len=64, step_tokens=64, policy="now")
 
     def needed(fork_at: int, *lengths: int) -> int:
         alive = [Sequence(f"r.{index}", index, [1] * length) for index, length in enumerate(lengths)]

@@ -84,6 +84,9 @@ SAMPLES: tuple[Event, ...] = (
     ev.BlocksSwappedIn(sequence_id="r1.0", host_block_ids=[1], block_ids=[2]),
     ev.HostBlocksReleased(sequence_id="r1.0", host_block_ids=[1]),
     ev.BlocksReleased(sequence_id="r1.0", block_ids=[3, 0], freed_block_ids=[0], cached_block_ids=[0]),
+    ev.BlocksOutOfWindow(
+        sequence_id="r1.0", first_logical_block=2, block_ids=[3, 0], freed_block_ids=[0], cached_block_ids=[0]
+    ),
     ev.StepScheduled(sequence_ids=["r1.0"], num_scheduled_tokens=[6]),
     ev.TokensGenerated(sequence_id="r1.0", token_ids=[42], pieces=[" a"], text=" a", score=-0.5),
     ev.StepCompleted(elapsed_ns=1_500_000, num_tokens=6),

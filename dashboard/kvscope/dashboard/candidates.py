@@ -19,7 +19,7 @@ from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, fit_parts, flat, make_strip, measure, piece_parts, wrap_parts
-from kvscope.dashboard.table import copied_blocks, slot_words
+from kvscope.dashboard.table import OUT_OF_WINDOW, copied_blocks, slot_words
 
 MIN_COLUMN = 18
 ROOMY = 28
@@ -34,8 +34,12 @@ class Column(NamedTuple):
     copies: dict[int, tuple[int, int]]
 
     def block(self, logical: int) -> int | None:
-        table = self.sequence.table_in(self.pool.letter)
-        return table[logical] if logical < len(table) else None
+        return self.sequence.block(logical, self.pool.letter)
+
+    @property
+    def num_blocks(self) -> int:
+        """Where its table ends."""
+        return self.sequence.num_released + len(self.sequence.table_in(self.pool.letter))
 
 
 class CandidatesDrawing:
@@ -51,7 +55,7 @@ class CandidatesDrawing:
         self._start = self._num_common_blocks()
         self.strips = [*self._trunk(), *self._parting_line(), self._heads()]
         num_tokens = max(len(column.sequence.pieces) for column in self._all)
-        num_blocks = max(len(column.sequence.table_in(column.pool.letter)) for column in self._all)
+        num_blocks = max(column.num_blocks for column in self._all)
         for logical in range(self._start, max(num_blocks, -(-num_tokens // self._block_size))):
             self.strips += self._row(logical)
 
@@ -62,7 +66,7 @@ class CandidatesDrawing:
     def _num_common_blocks(self) -> int:
         """Leading blocks that are the same for all, up to the one in which they part."""
         first, *others = self._all
-        end = len(first.sequence.table_in(first.pool.letter))
+        end = first.num_blocks
         if self.parting is not None:
             end = min(end, self.parting // self._block_size)
         same = (all(other.block(logical) == first.block(logical) for other in others) for logical in range(end))
@@ -78,10 +82,9 @@ class CandidatesDrawing:
             lines.append(make_strip([(words, theme.SOFT)], self._width))
         for logical in drawn:
             block_id, start = first.block(logical), logical * self._block_size
-            assert block_id is not None
             head: list[Part] = [
                 (f" L{logical} {self._glyphs.arrow} ", theme.SOFT),
-                *self._block_words(first, logical, block_id),
+                *([(OUT_OF_WINDOW, theme.FAINT)] if block_id is None else self._block_words(first, logical, block_id)),
                 (" ", theme.PLAIN),
             ]
             stop = min(start + self._block_size, first.sequence.num_written)
@@ -123,6 +126,8 @@ class CandidatesDrawing:
     def _head(self, column: Column, logical: int, block_id: int | None, like: str | None) -> list[Part]:
         parts: list[Part] = [(f"L{logical} ", theme.SOFT)]
         if block_id is None:
+            if logical < column.sequence.num_released:
+                return [*parts, (OUT_OF_WINDOW, theme.FAINT)]
             ended = column.sequence.finish_reason is not None
             return [*parts, ("given back" if ended else "no block yet", theme.FAINT)]
         parts += self._block_words(column, logical, block_id)

@@ -37,7 +37,7 @@ def build_captions(frame: Frame, pool: PoolFrame | None = None) -> Captions:
     captions: dict[int, Caption] = {}
     for request in frame.requests:
         for sequence in request.sequences:
-            for logical, block_id in enumerate(sequence.table_in(pool.letter)):
+            for logical, block_id in enumerate(sequence.table_in(pool.letter), sequence.num_released):
                 known = captions.get(block_id)
                 if known is None:
                     first = logical * pool.block_size

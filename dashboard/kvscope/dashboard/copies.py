@@ -70,14 +70,20 @@ class SequenceFrame(NamedTuple):
     finish_reason: str | None
     score: float | None = None  # of a beam: see SequenceState
     host_table: tuple[int, ...] = ()  # while swapped out
+    num_released: int = 0  # logical blocks before the tables' first: they fell out of the sliding window
 
     @property
     def num_generated(self) -> int:
         return len(self.pieces) - self.num_prompt_tokens
 
     def table_in(self, letter: str) -> tuple[int, ...]:
-        """Its blocks in one of the two pools, by logical number."""
+        """Its blocks in one of the two pools, from logical block `num_released` on."""
         return self.host_table if letter == HOST else self.table
+
+    def block(self, logical: int, letter: str = DEVICE) -> int | None:
+        """Where a logical block is in that pool, if it is there."""
+        table, place = self.table_in(letter), logical - self.num_released
+        return table[place] if 0 <= place < len(table) else None
 
 
 class RequestFrame(NamedTuple):
@@ -146,6 +152,7 @@ class SequenceCopies:
             sequence.finish_reason,
             sequence.score,
             BlockTable(sequence.host_table) if sequence.host_table else (),
+            sequence.num_released,
         )
         self._next[sequence.sequence_id] = _Copy(
             frame, sequence.block_table, sequence.pieces, prompt_pieces, sequence.host_table

@@ -82,7 +82,7 @@ class Frame(NamedTuple):
         pool = pool or self.pool
         colour = pool.owners[block_id] if 0 <= block_id < pool.num_blocks else NOBODY
         return [
-            (sequence.sequence_id, table.index(block_id))
+            (sequence.sequence_id, sequence.num_released + table.index(block_id))
             for request in (self.requests if colour != NOBODY else ())
             if colour in (request.owner, SEVERAL)
             for sequence in request.sequences

@@ -92,7 +92,7 @@ def build_host_pool(
         return EMPTY_HOST_POOL
     written = np.zeros(len(refs), np.int32)
     for sequence in (sequence for request in requests for sequence in request.sequences if sequence.host_table):
-        starts = np.arange(len(sequence.host_table)) * block_size
+        starts = (sequence.num_released + np.arange(len(sequence.host_table))) * block_size
         written[list(sequence.host_table)] = np.clip(sequence.num_written - starts, 0, block_size)
     return build_pool(block_size, refs, written, requests, owners, letter=HOST)
 

@@ -40,7 +40,11 @@ def light_of(frame: Frame, key: str | None, cursor: int | None, letter: str = DE
         return Light({}, dim_others=False, cursor=cursor, fresh=fresh)
     request, sequence = chosen
     sequences = request.sequences if key == request.request_id else (sequence,)
-    logical = {block: index for seq in reversed(sequences) for index, block in enumerate(seq.table_in(letter))}
+    logical = {
+        block: index
+        for seq in reversed(sequences)
+        for index, block in enumerate(seq.table_in(letter), seq.num_released)
+    }
     dim_others = any(sequence.table or sequence.host_table for sequence in sequences)
     return Light(logical, dim_others=dim_others, cursor=cursor, fresh=fresh)
 
@@ -95,5 +99,7 @@ def _blocks_of(event: ev.Event, frame: Frame) -> Sequence[int]:
             return (block_id,)
         case ev.SlotsWritten(sequence_id=name, start=start, stop=stop):
             sequence, size = frame.sequence(name), frame.pool.block_size
-            return () if sequence is None else sequence.table[start // size : -(-stop // size)]
+            first = sequence.num_released if sequence is not None else 0
+            held = slice(max(start // size - first, 0), max(-(-stop // size) - first, 0))
+            return () if sequence is None else sequence.table[held]
     return ()

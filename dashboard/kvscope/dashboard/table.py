@@ -23,8 +23,14 @@ class Notes(NamedTuple):
     sharers: Mapping[int, list[str]]
 
 
+OUT_OF_WINDOW = "out of the window"
+
+
 class TableDrawing:
-    """The lines of one table, one per logical block, drawn when asked for: a long sequence has thousands."""
+    """The lines of one table, one per logical block, drawn when asked for: a long sequence has thousands.
+
+    All blocks that fell out of the sliding window have one line together.
+    """
 
     def __init__(
         self, frame: Frame, shown: tuple[RequestFrame, SequenceFrame], glyphs: Glyphs, width: int, *, token: int | None
@@ -37,14 +43,16 @@ class TableDrawing:
         self._table = sequence.table_in(self._pool.letter)
         copies = copied_blocks(frame, sequence.sequence_id) if self._pool is frame.pool else {}
         self._notes = Notes(copies, find_sharers(frame, sequence, self._pool))
-        self._token, self._below, self.row = token, list[Strip](), len(sequence.table)  # `row` has the token
+        self._num_gone, self._head = sequence.num_released, int(sequence.num_released > 0)  # blocks, their lines
+        self._token, self._below, self.row = token, list[Strip](), self._head + len(sequence.table)  # has the token
         if token is not None and sequence.table:
-            self.row = token // frame.pool.block_size
-            readers = self._notes.sharers.get(sequence.table[self.row], [])
+            place = token // frame.pool.block_size - self._num_gone
+            self.row = self._head + place
+            readers = self._notes.sharers.get(sequence.table[place], [])
             self._below = draw_translation(frame, (sequence, token), readers, glyphs, width)
 
     def __len__(self) -> int:
-        return max(len(self._table), 1) + len(self._below)
+        return max(self._head + len(self._table), 1) + len(self._below)
 
     @property
     def num_below(self) -> int:
@@ -52,21 +60,32 @@ class TableDrawing:
         return len(self._below)
 
     def logical_at(self, y: int) -> int | None:
-        """The logical block that line `y` is about."""
-        logical = y if y <= self.row else max(y - len(self._below), self.row)
-        return logical if logical < len(self._table) else None
+        """The logical block, of those that it has, that line `y` is about."""
+        place = (y if y <= self.row else max(y - len(self._below), self.row)) - self._head
+        return self._num_gone + place if 0 <= place < len(self._table) else None
 
     def __getitem__(self, y: int) -> Strip:
         width = self._width
         if self.row < y <= self.row + len(self._below):
             return self._below[y - self.row - 1]
+        if y < self._head:
+            return self._gone()
         logical = self.logical_at(y)
         if logical is None:
             return make_strip([(f" {_no_blocks(self._request, self._sequence)}", theme.SOFT)], width)
         shown = (self._request, self._sequence)
         words = _row_words(self._pool, shown, logical, self._notes, glyphs=self._glyphs, width=width)
         strip = make_strip(words, width)
-        return strip.apply_style(theme.ROW) if self._below and logical == self.row else strip
+        return strip.apply_style(theme.ROW) if self._below and y == self.row else strip
+
+    def _gone(self) -> Strip:
+        """Where the logical numbers below begin, and why."""
+        count = self._num_gone
+        place = "L0" if count == 1 else f"L0-L{count - 1}"
+        words: list[Part] = [(f" {place}", theme.SOFT), (f" {self._glyphs.arrow} ", theme.FAINT)]
+        info = self._frame.info
+        reach = f" of {info.sliding_window}" if info is not None and info.sliding_window is not None else ""
+        return make_strip([*words, (f"{OUT_OF_WINDOW}{reach}: given back", theme.FAINT)], self._width)
 
 
 def draw_table(frame: Frame, request: RequestFrame, sequence: SequenceFrame, glyphs: Glyphs, width: int) -> list[Strip]:
@@ -147,10 +166,10 @@ def _row_words(
 ) -> list[Part]:
     request, sequence = shown
     table = sequence.table_in(pool.letter)
-    block_id, block_size = table[logical], pool.block_size
+    block_id, block_size = table[logical - sequence.num_released], pool.block_size
     ref_count = pool.refs[block_id]
     num_written = min(max(sequence.num_written - logical * block_size, 0), block_size)
-    digits = len(str(max(len(table) - 1, 0)))
+    digits = len(str(max(sequence.num_released + len(table) - 1, 0)))
     parts: list[Part] = [
         (" L" + str(logical).ljust(digits), theme.SOFT),
         (f" {glyphs.arrow} ", theme.FAINT),

@@ -59,7 +59,7 @@ class TablePane(LazyPane):
             self._candidates = CandidatesDrawing(self._frame, self._shown[0], self._glyphs, width)
             return len(self._candidates.strips)
         if self._frame is not None and self._shown is not None:
-            token = None if self.token is None else min(self.token, self._num_slots - 1)
+            token = None if self.token is None else self._within(self.token)
             self._drawing = TableDrawing(self._frame, self._shown, self._glyphs, width, token=token)
         return len(self._drawing) if self._drawing is not None else 1
 
@@ -71,19 +71,25 @@ class TablePane(LazyPane):
         return self._drawing[y]
 
     @property
-    def _num_slots(self) -> int:
+    def _slots(self) -> range:
+        """The positions that have a slot."""
         if self._frame is None or self._shown is None:
-            return 0
-        return len(self._shown[1].table) * self._frame.pool.block_size
+            return range(0)
+        sequence, block_size = self._shown[1], self._frame.pool.block_size
+        first = sequence.num_released * block_size
+        return range(first, first + len(sequence.table) * block_size)
+
+    def _within(self, token: int) -> int:
+        """The position with a slot that is nearest to this one."""
+        return min(max(token, self._slots.start), self._slots.stop - 1)
 
     def action_token(self, step: int) -> None:
         """Move by tokens; the cursor comes up where the view begins. Beside others, the first or last candidate's."""
         if self._candidates is not None:
             self.post_message(self.Chosen(self._candidates.shown[0 if step > 0 else -1].sequence.sequence_id))
-        elif self._num_slots and self._frame is not None:
-            block_size = self._frame.pool.block_size
-            start = min(self.scroll_offset.y * block_size, self._num_slots - 1)
-            self.point(start if self.token is None else min(self.token, self._num_slots - 1) + step)
+        elif self._slots and self._frame is not None:
+            start = self._slots.start + self.scroll_offset.y * self._frame.pool.block_size
+            self.point(start if self.token is None else self._within(self.token) + step)
 
     def action_block(self, step: int) -> None:
         """Move by blocks; without a cursor, scroll."""
@@ -94,7 +100,7 @@ class TablePane(LazyPane):
 
     def point(self, token: int | None) -> None:
         """Put the cursor on a position, or take it away."""
-        self.token = None if token is None else min(max(token, 0), self._num_slots - 1)
+        self.token = None if token is None else self._within(token)
         self.redraw()
         drawing, shown = self._drawing, self._shown
         if self.token is None or drawing is None or shown is None:
@@ -102,7 +108,10 @@ class TablePane(LazyPane):
         top, height, end = self.scroll_offset.y, self.content_height, drawing.row + drawing.num_below
         if not top <= drawing.row <= end < top + height:
             self.scroll_to(y=drawing.row if drawing.row < top else max(end - height + 1, 0), animate=False)
-        self.post_message(self.TokenPointed(shown[1].table[drawing.row]))
+        logical = drawing.logical_at(drawing.row)
+        block_id = shown[1].block(logical) if logical is not None else None
+        if block_id is not None:
+            self.post_message(self.TokenPointed(block_id))
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)

@@ -52,7 +52,7 @@ def _look(kind: type[Event], glyphs: Glyphs) -> tuple[str, Style, bool]:
         return glyphs.written, theme.BRAND, False
     if kind in (ev.BlocksShared, ev.SequenceForked):
         return "=", theme.STRONG, False
-    if kind is ev.BlocksReleased:
+    if kind in (ev.BlocksReleased, ev.BlocksOutOfWindow):
         return "-", theme.SOFT, False
     if kind in (ev.RequestFinished, ev.SequenceFinished, ev.HypothesisFinished, ev.BeamSearchFinished):
         return glyphs.tick, theme.GOOD, False

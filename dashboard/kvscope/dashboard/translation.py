@@ -43,7 +43,7 @@ def draw_translation(
     sequence, position = token
     block_size = frame.pool.block_size
     logical, slot = divmod(position, block_size)
-    block_id = sequence.table[logical]
+    block_id = sequence.table[logical - sequence.num_released]
     parts: list[Part] = [
         (f"position {position} ", theme.STRONG),
         *_piece(sequence, position, glyphs),

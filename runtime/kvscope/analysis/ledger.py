@@ -99,7 +99,7 @@ class Bookkeeper:
             for sequence in request.sequences:
                 keys = self._keys_of(request, sequence, state)
                 live[sequence.sequence_id] = (request.submitted_ns, keys)
-                for key, block_id in zip(keys, sequence.block_table, strict=False):
+                for key, block_id in zip(keys[sequence.num_released :], sequence.block_table, strict=False):
                     blocks_of_key.setdefault(key, set()).add(block_id)
         self._of_sequence = live
         if len(self._keys) > 2 * len(blocks_of_key) + MAX_IDLE_KEYS:

@@ -15,6 +15,7 @@ _TOUCHING = frozenset(
         ev.BlocksReused,
         ev.BlocksEvicted,
         ev.BlocksReleased,
+        ev.BlocksOutOfWindow,
         ev.BlockCopied,
         ev.SlotsWritten,
     }
@@ -89,12 +90,13 @@ def _block_ids(state: EngineState, event: Event) -> list[int]:
             | ev.BlocksReused(block_ids=ids)
             | ev.BlocksEvicted(block_ids=ids)
             | ev.BlocksReleased(block_ids=ids)
+            | ev.BlocksOutOfWindow(block_ids=ids)
         ):
             return ids
         case ev.BlockCopied():
             return [event.source_block, event.target_block]
         case ev.SlotsWritten():
             block_size = block_size_of(state) or 1
-            table = state.sequence(event.sequence_id).block_table
-            return table[event.start // block_size : (event.stop - 1) // block_size + 1]
+            sequence = state.sequence(event.sequence_id)
+            return sequence.blocks(event.start // block_size, (event.stop - 1) // block_size + 1)
     return []

@@ -39,19 +39,29 @@ class PagedAdmission:
     """
 
     def __init__(
-        self, tables: BlockTables, swapper: Swapper, prefixes: Prefixes | None, *, max_model_len: int, policy: str
+        self,
+        tables: BlockTables,
+        swapper: Swapper,
+        prefixes: Prefixes | None,
+        *,
+        max_model_len: int,
+        step_tokens: int,
+        policy: str,
     ) -> None:
+        """No step computes more than `step_tokens` positions."""
         self._tables, self._pool = tables, tables.pool
         self._swapper = swapper
         self._prefixes = prefixes
         self._max_model_len = max_model_len
+        self._step_tokens = step_tokens
         self._policy = policy
 
     def worst_case_blocks(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Full blocks of the prompt are common to all candidates; with one candidate that cancels out."""
         num_positions = min(num_prompt_tokens + params.max_tokens, self._max_model_len) - 1
         shared = num_prompt_tokens // self._pool.block_size
-        return shared + params.num_sequences * (self._pool.blocks_for(num_positions) - shared)
+        needed = shared + params.num_sequences * (self._pool.blocks_for(num_positions) - shared)
+        return self._within_windows(needed, params.num_sequences)
 
     def obstacle(self, request: Request, running: Sequence[Request]) -> WaitingReason | None:
         if self._policy == "worst-case":
@@ -63,6 +73,7 @@ class PagedAdmission:
         needed, available = self._blocks_to_run(request), max(self._pool.num_available_blocks - spare, 0)
         if needed > available:
             needed -= self._blocks_held_by_others(request)
+        needed = self._within_windows(needed, len(request.alive_sequences()))
         return WaitingReason(kind, needed, available) if needed > available else None
 
     def reserve(self, request: Request) -> list[BlockCopy]:
@@ -72,7 +83,8 @@ class PagedAdmission:
         else:
             self._begin_computing(request)
         for sequence in request.active_sequences():
-            self._tables.grow(sequence, request.compute_limit(sequence))
+            if self._tables.window is None:  # else only step by step, as earlier blocks fall out of the window
+                self._tables.grow(sequence, request.compute_limit(sequence))
         return copies
 
     def _begin_computing(self, request: Request) -> None:
@@ -81,6 +93,12 @@ class PagedAdmission:
         (lead,) = request.active_sequences()
         if self._prefixes is not None:
             self._prefixes.reuse(lead, request.compute_limit(lead), request.params.cache_salt)
+            self._tables.release_out_of_window(lead)
+
+    def _within_windows(self, num_blocks: int, num_sequences: int) -> int:
+        """Of so many blocks, those that the sequences can hold at once."""
+        most = self._tables.most_held(num_sequences, self._step_tokens)
+        return num_blocks if most is None else min(num_blocks, most)
 
     def _worst_case(self, request: Request) -> int:
         return self.worst_case_blocks(len(request.prompt_token_ids), request.params)

@@ -1,12 +1,13 @@
 """From a configuration to an engine: loads the model, sizes the pool, checks what cannot work."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
 import torch
 
+from kvscope.engine.attention import LayerGeometry
 from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig, use_prefix_caching
 from kvscope.engine.engine import Engine
 from kvscope.engine.host_memory import free_host_bytes
@@ -112,7 +113,14 @@ def _describe(config: EngineConfig, model: LoadedModel, backend: AttentionBacken
         preemption=config.preemption if config.swap_space else "recompute",
         admission=config.admission,
         allocator=config.allocator,
+        sliding_window=common_window(model.layers),
     )
+
+
+def common_window(layers: Mapping[int, LayerGeometry]) -> int | None:
+    """How far back the layer looks that looks furthest, in positions; None: some layer looks at all of them."""
+    windows = [layer.sliding_window for layer in layers.values()]
+    return None if None in windows else max(window for window in windows if window is not None)
 
 
 def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:

@@ -216,6 +216,7 @@ class Engine:
             self._events.append(ev.SlotsWritten(sequence_id=sequence.sequence_id, start=start, stop=stop))
             if self._prefixes is not None:
                 self._prefixes.index_written(sequence, self._request_of(sequence).params.cache_salt)
+            self._tables.release_out_of_window(sequence)
         ends = [sequence for sequence, _, _ in plan.extents if sequence.sequence_id in logits]
         self._generation.choose([(self._request_of(end), end, logits[end.sequence_id]) for end in ends])
         for sequence, _, _ in plan.extents:

@@ -45,7 +45,7 @@ def _written_slots(engine: "Engine", pool: BlockPool) -> list[int]:
     written = [pool.block_size if pool.is_cached(block_id) else 0 for block_id in range(pool.num_blocks)]
     for request in engine.requests.values():
         for sequence in request.sequences:
-            for logical, block_id in enumerate(sequence.block_table):
+            for logical, block_id in enumerate(sequence.block_table, sequence.num_released):
                 slots = min(max(sequence.num_computed - logical * pool.block_size, 0), pool.block_size)
                 written[block_id] = max(written[block_id], slots)
     return written
@@ -81,4 +81,5 @@ def _export_sequence(sequence: Sequence) -> SequenceState:
         finish_reason=sequence.finish_reason,
         host_table=list(sequence.host_table),
         score=sequence.score,
+        num_released=sequence.num_released,
     )

@@ -28,14 +28,24 @@ def build_memory(info: EngineInfo, events: list[Event], free_order: Sequence[int
         return _contiguous(info, events)
     pool = BlockPool(info.num_blocks, info.block_size, free_order)
     prefixes = Prefixes(pool, events) if info.prefix_caching else None
-    tables = BlockTables(pool, events, prefixes)
+    tables = BlockTables(pool, events, prefixes, info.sliding_window)
     swapper = Swapper(tables, info.num_host_blocks, events)
-    admission = PagedAdmission(tables, swapper, prefixes, max_model_len=info.max_model_len, policy=info.admission)
+    admission = PagedAdmission(
+        tables,
+        swapper,
+        prefixes,
+        max_model_len=info.max_model_len,
+        step_tokens=info.max_num_batched_tokens,
+        policy=info.admission,
+    )
     return Memory(pool, tables, prefixes, swapper, admission)
 
 
 def _contiguous(info: EngineInfo, events: list[Event]) -> Memory:
-    """Nothing is shared, so there is no prefix cache; nobody is preempted, so host blocks would stay empty."""
+    """Nothing is shared, so there is no prefix cache; nobody is preempted, so host blocks would stay empty.
+
+    What falls out of a window stays too: a maximum, once reserved, is kept to the end.
+    """
     pool = ContiguousPool(info.num_blocks, info.block_size)
     tables = BlockTables(pool, events)
     swapper = Swapper(tables, info.num_host_blocks, events)

@@ -79,7 +79,8 @@ class ModelRunner:
     def _batch(self, extents: Sequence[Extent]) -> tuple[PagedBatch, torch.Tensor]:
         """Where the step's tokens go, and their positions, int64 `[num_tokens]`."""
         starts, stops = np.array([(extent.start, extent.stop) for extent in extents]).T
-        tables = [extent.sequence.block_table for extent in extents]
+        # Nothing reads what fell out of the window: any number will do.
+        tables = [[0] * extent.sequence.num_released + extent.sequence.block_table for extent in extents]
         longest = max(map(len, tables))
         block_tables = np.array([table + [0] * (longest - len(table)) for table in tables])
         lengths = stops - starts

@@ -1,6 +1,11 @@
 """The prefix cache at work on sequences and the pool: lookup at admission, reuse, indexing, eviction.
 
 The index itself is `PrefixCache`; here are its uses, each recorded as an event.
+
+Blocks that fell out of a sliding window stay cached like others, but a hit still takes the whole chain from position 0
+(and gives back at once what no layer reads). The window's own blocks would do; but then the first block that was not
+hit, and with it the reason of a miss, would mean nothing definite. The price: a chain whose head has been evicted is of
+no use.
 """
 
 from kvscope.engine.block_pool import BlockPool
@@ -57,7 +62,7 @@ class Prefixes:
         for logical in range(sequence.num_indexed, num_full):
             parent = keys[logical - 1] if logical else root
             tokens = tuple(sequence.tokens(logical * block_size, (logical + 1) * block_size))
-            block_id = sequence.block_table[logical]
+            block_id = sequence.block_table[logical - sequence.num_released]
             if self._cache.insert(block_id, keys[logical], parent, tokens):
                 self._pool.keep(block_id)
         sequence.num_indexed = num_full

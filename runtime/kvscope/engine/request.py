@@ -37,6 +37,7 @@ class Sequence:
     text: str = ""
     block_table: list[int] = field(default_factory=list)
     host_table: list[int] = field(default_factory=list)  # where its KV is while swapped out
+    num_released: int = 0  # logical blocks 0:num_released fell out of every window; the tables begin after them
     num_computed: int = 0
     block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks; they depend on tokens alone
     num_indexed: int = 0  # blocks 0:num_indexed have been offered to the prefix cache
@@ -48,6 +49,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.generated)
+
+    @property
+    def num_logical_blocks(self) -> int:
+        """Where its device table ends; those before `num_released` are gone."""
+        return self.num_released + len(self.block_table)
 
     @property
     def alive(self) -> bool:

@@ -35,10 +35,10 @@ class Swapper:
         writers: Counter[int] = Counter()
         for sequence, limit in limits:
             distinct.update(sequence.host_table)
-            growth += max(pool.blocks_for(limit) - len(sequence.host_table), 0)
-            logical = sequence.num_computed // pool.block_size
-            if sequence.num_computed < limit and logical < len(sequence.host_table):
-                writers[sequence.host_table[logical]] += 1
+            growth += max(pool.blocks_for(limit) - sequence.num_released - len(sequence.host_table), 0)
+            place = sequence.num_computed // pool.block_size - sequence.num_released
+            if sequence.num_computed < limit and place < len(sequence.host_table):
+                writers[sequence.host_table[place]] += 1
         copies = sum(min(count, self.host_pool.ref_count(host_id) - 1) for host_id, count in writers.items())
         return len(distinct) + growth + copies
 
@@ -68,7 +68,7 @@ class Swapper:
         self.host_pool.release(sequence.host_table)
         self._events.append(ev.HostBlocksReleased(sequence_id=sequence.sequence_id, host_block_ids=sequence.host_table))
         sequence.host_table = []
-        sequence.num_computed = sequence.num_indexed = 0
+        sequence.num_computed = sequence.num_indexed = sequence.num_released = 0
 
     def _move_out(self, sequence: Sequence, host_ids: dict[int, int]) -> None:
         written = self._written(sequence)
@@ -94,7 +94,7 @@ class Swapper:
         new = [host_id for host_id in sequence.host_table if host_id not in block_ids]
         block_ids.update(zip(new, self._tables.allocate(len(new), sequence), strict=True))
         sequence.block_table = [block_ids[host_id] for host_id in sequence.host_table]
-        sequence.num_indexed = 0
+        sequence.num_indexed = sequence.num_released
         self.host_pool.release(sequence.host_table)
         self._events.append(
             ev.BlocksSwappedIn(
@@ -106,4 +106,4 @@ class Swapper:
         sequence.host_table = []
 
     def _written(self, sequence: Sequence) -> list[int]:
-        return sequence.block_table[: self._tables.pool.blocks_for(sequence.num_computed)]
+        return sequence.block_table[: self._tables.pool.blocks_for(sequence.num_computed) - sequence.num_released]

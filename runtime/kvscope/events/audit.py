@@ -6,8 +6,9 @@ event against the state just before it; `check_state` looks at a whole state. Ne
     1  ref count = number of table entries; free + held + cached = pool
     2  only a free block is handed out; where the allocator is contiguous, a table is one run of blocks
     3  no write to a shared block; written positions are a prefix without holes; no needless copy
-    6  a copy preserves exactly the written slots
+    4  what a layer will still read is not given up
     5  a reused block is fully written, and something is left to compute
+    6  a copy preserves exactly the written slots
     7  an idle engine, and a sequence that has ended, hold nothing
 """
 
@@ -99,7 +100,7 @@ def check_event(state: EngineState, event: Event) -> list[Finding]:
             messages = _check_reuse(state, event)
         case ev.BlocksEvicted():
             messages = [(2, f"P{b} evicted, but it is not cached") for b in event.block_ids if not _is_cached(state, b)]
-        case ev.BlocksReleased():
+        case ev.BlocksReleased() | ev.BlocksOutOfWindow():
             messages = _check_release(state, event)
         case _:
             messages = []
@@ -136,8 +137,9 @@ def _check_copy(state: EngineState, event: ev.BlockCopied) -> list[tuple[int, st
         messages.append(
             (6, f"P{source} has {state.written_slots[source]} written slots, {event.num_slots} were copied")
         )
-    table = state.sequence(event.sequence_id).block_table
-    if event.logical_block >= len(table) or table[event.logical_block] != source:
+    sequence = state.sequence(event.sequence_id)
+    table, place = sequence.block_table, event.logical_block - sequence.num_released
+    if not 0 <= place < len(table) or table[place] != source:
         messages.append((6, f"L{event.logical_block} of {event.sequence_id} was not P{source}"))
     return messages
 
@@ -150,7 +152,7 @@ def _check_write(state: EngineState, event: ev.SlotsWritten) -> list[tuple[int, 
     first, last = event.start // block_size, (max(event.stop, event.start + 1) - 1) // block_size
     messages += [
         (3, f"{event.sequence_id} wrote into shared P{block_id} (ref count {_refs(state, block_id)})")
-        for block_id in sequence.block_table[first : last + 1]
+        for block_id in sequence.blocks(first, last + 1)
         if _refs(state, block_id) > 1
     ]
     return messages
@@ -197,7 +199,7 @@ def _check_swap_out(state: EngineState, event: ev.BlocksSwappedOut) -> list[tupl
     """As a release; and every written block is moved, into host blocks that are free or hold the same block's copy."""
     sequence, block_size = state.sequence(event.sequence_id), _block_size(state)
     messages = _check_release(state, event)
-    if len(event.host_block_ids) != -(-sequence.num_written // block_size):
+    if sequence.num_released + len(event.host_block_ids) != -(-sequence.num_written // block_size):
         messages.append(
             (6, f"{event.sequence_id} moves {len(event.host_block_ids)} blocks for {sequence.num_written} positions")
         )
@@ -234,10 +236,14 @@ def _host_blocks_of(state: EngineState, sequence_id: str) -> set[int]:
     return {block_id for sequence in request.sequences for block_id in sequence.host_table}
 
 
-def _check_release(state: EngineState, event: ev.BlocksReleased | ev.BlocksSwappedOut) -> list[tuple[int, str]]:
+def _check_release(
+    state: EngineState, event: ev.BlocksReleased | ev.BlocksSwappedOut | ev.BlocksOutOfWindow
+) -> list[tuple[int, str]]:
     messages = []
     table = state.sequence(event.sequence_id).block_table
-    if table != event.block_ids:
+    if isinstance(event, ev.BlocksOutOfWindow):  # only the table's beginning: the fold insists on it
+        messages += _check_window(state, event)
+    elif table != event.block_ids:
         messages.append((1, f"{event.sequence_id} released {event.block_ids}, its table is {table}"))
     not_full = [
         b
@@ -250,6 +256,17 @@ def _check_release(state: EngineState, event: ev.BlocksReleased | ev.BlocksSwapp
     if freed != event.freed_block_ids:
         messages.append((1, f"blocks {freed} reach ref count 0, the event says {event.freed_block_ids}"))
     return messages
+
+
+def _check_window(state: EngineState, event: ev.BlocksOutOfWindow) -> list[tuple[int, str]]:
+    """The next position to be computed reads the `window - 1` before it; later ones read no further back."""
+    window = state.info.sliding_window if state.info is not None else None
+    num_written = state.sequence(event.sequence_id).num_written
+    first_read = max(num_written - window + 1, 0) if window is not None else 0
+    stop = (event.first_logical_block + len(event.block_ids)) * _block_size(state)
+    if stop <= first_read:
+        return []
+    return [(4, f"{event.sequence_id} gives up positions to {stop - 1}, its next token reads from {first_read} on")]
 
 
 def check_state(state: EngineState) -> list[Finding]:
@@ -297,7 +314,7 @@ def _check_host(state: EngineState) -> list[tuple[int, str]]:
 
 def _check_sequence(state: EngineState, sequence: SequenceState) -> list[tuple[int, str]]:
     num_blocks, messages = len(sequence.block_table) + len(sequence.host_table), []
-    if sequence.num_written and sequence.num_written > num_blocks * _block_size(state):
+    if sequence.num_written and sequence.num_written > (sequence.num_released + num_blocks) * _block_size(state):
         messages.append(
             (3, f"{sequence.sequence_id} has KV for {sequence.num_written} positions in {num_blocks} blocks")
         )

@@ -14,7 +14,7 @@ from kvscope.events.columns import column_from_list, column_to_list
 from kvscope.events.fast_decode import decode_plain
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.text import make_printable, printable_strings
-from kvscope.events.types import Batch, Event
+from kvscope.events.types import MAX_NUM_BLOCKS, Batch, Event
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 MAX_STATE_BYTES = 256 * 1024 * 1024
@@ -168,9 +168,11 @@ def check_shape(state: EngineState) -> None:
     num_blocks = state.info.num_blocks if state.info is not None else 0
     if len(state.ref_counts) != num_blocks or len(state.written_slots) != num_blocks:
         raise DecodeError("engine state: the block lists do not have the pool's length")
-    tables = [seq.block_table for request in state.requests.values() for seq in request.sequences]
-    if any(not 0 <= block_id < num_blocks for table in tables for block_id in table):
+    sequences = [sequence for request in state.requests.values() for sequence in request.sequences]
+    if any(not 0 <= block_id < num_blocks for sequence in sequences for block_id in sequence.block_table):
         raise DecodeError("engine state: a block table points outside the pool")
-    host_tables = [seq.host_table for request in state.requests.values() for seq in request.sequences]
-    if any(not 0 <= block_id < len(state.host_ref_counts) for table in host_tables for block_id in table):
+    num_host_blocks = len(state.host_ref_counts)
+    if any(not 0 <= block_id < num_host_blocks for sequence in sequences for block_id in sequence.host_table):
         raise DecodeError("engine state: a host table points outside the host pool")
+    if any(not 0 <= sequence.num_released < MAX_NUM_BLOCKS for sequence in sequences):
+        raise DecodeError("engine state: no sequence has had that many blocks")

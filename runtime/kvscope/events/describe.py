@@ -32,11 +32,8 @@ def describe(event: Event, state: EngineState) -> str | None:
             return f"{_blocks(ids)} evicted from the prefix cache: {seq} needs room"
         case ev.PrefixLookup():
             return _describe_lookup(event, state)
-        case ev.BlocksReleased(sequence_id=seq, block_ids=ids, freed_block_ids=freed, cached_block_ids=cached):
-            kept = len(ids) - len(freed)
-            tail = f", {len(cached)} of them cached" if cached else ""
-            tail += f", {kept} still shared" if kept else ""
-            return f"{seq} lets go of {_blocks(ids)}: {len(freed)} back to the pool{tail}"
+        case ev.BlocksReleased() | ev.BlocksOutOfWindow():
+            return _describe_release(event)
         case ev.TokensGenerated(sequence_id=seq, pieces=pieces, score=score):
             scored = f", score {score:.2f}" if score is not None else ""
             return f"{seq} chose {''.join(pieces)!r}{scored} (no KV yet)"
@@ -168,6 +165,17 @@ def _holders_left(event: ev.BlockCopied, state: EngineState) -> list[tuple[str, 
     return near if len(near) == state.ref_counts[event.source_block] else state.holders(event.source_block)
 
 
+def _describe_release(event: ev.BlocksReleased | ev.BlocksOutOfWindow) -> str:
+    kept, cached = len(event.block_ids) - len(event.freed_block_ids), len(event.cached_block_ids)
+    tail = f", {cached} of them cached" if cached else ""
+    tail += f", {kept} still shared" if kept else ""
+    why = ""
+    if isinstance(event, ev.BlocksOutOfWindow):
+        why = f"{_logical(event.first_logical_block, len(event.block_ids))} out of the sliding window, "
+    freed = f"{why}{len(event.freed_block_ids)} back to the pool{tail}"
+    return f"{event.sequence_id} lets go of {_blocks(event.block_ids)}: {freed}"
+
+
 def _describe_lookup(event: ev.PrefixLookup, state: EngineState) -> str | None:
     block_size = state.info.block_size if state.info is not None else 0
     hit = f"{event.request_id} prefix cache: {event.num_hit_tokens} of {event.num_tokens} tokens"
@@ -187,8 +195,7 @@ def _place(event: ev.SlotsWritten, state: EngineState) -> str:
     if state.info is None:
         return ""
     block_size = state.info.block_size
-    table = state.sequence(event.sequence_id).block_table
-    ids = table[event.start // block_size : (event.stop - 1) // block_size + 1]
+    ids = state.sequence(event.sequence_id).blocks(event.start // block_size, (event.stop - 1) // block_size + 1)
     if event.stop - event.start == 1 and ids:
         return f"(P{ids[0]} slot {event.start % block_size})"
     return f"({_blocks(ids)})"

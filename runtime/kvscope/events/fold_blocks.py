@@ -11,10 +11,12 @@ Handler = Callable[[EngineState, Any], None]
 
 
 def _blocks_allocated(state: EngineState, event: ev.BlocksAllocated) -> None:
-    table = state.sequence(event.sequence_id).block_table
-    if len(table) != event.first_logical_block:
+    sequence = state.sequence(event.sequence_id)
+    table = sequence.block_table
+    if sequence.num_released + len(table) != event.first_logical_block:
         raise FoldError(
-            f"{event.sequence_id} has {len(table)} blocks, the event continues at L{event.first_logical_block}"
+            f"{event.sequence_id} ends before L{sequence.num_released + len(table)}, the event continues at "
+            f"L{event.first_logical_block}"
         )
     refs, written = state.ref_counts, state.written_slots
     for block_id in event.block_ids:
@@ -39,17 +41,18 @@ def _hold(state: EngineState, event: ev.BlocksShared | ev.BlocksReused) -> Seque
 
 
 def _blocks_shared(state: EngineState, event: ev.BlocksShared) -> None:
-    sequence = _hold(state, event)
-    sequence.num_written = state.sequence(event.from_sequence_id).num_written
+    sequence, parent = _hold(state, event), state.sequence(event.from_sequence_id)
+    sequence.num_written, sequence.num_released = parent.num_written, parent.num_released
 
 
 def _block_copied(state: EngineState, event: ev.BlockCopied) -> None:
     sequence = state.sequence(event.sequence_id)
     _check_block(state, event.source_block)
     _check_block(state, event.target_block)
-    if not 0 <= event.logical_block < len(sequence.block_table):
+    place = event.logical_block - sequence.num_released
+    if not 0 <= place < len(sequence.block_table):
         raise FoldError(f"{event.sequence_id} has no logical block L{event.logical_block}")
-    sequence.block_table[event.logical_block] = event.target_block
+    sequence.block_table[place] = event.target_block
     sequence.num_copies += 1
     refs, written = state.ref_counts, state.written_slots
     refs[event.source_block] -= 1
@@ -62,19 +65,21 @@ def _block_copied(state: EngineState, event: ev.BlockCopied) -> None:
 def _slots_written(state: EngineState, event: ev.SlotsWritten) -> None:
     _, sequence = state.find(event.sequence_id)
     block_size, written = _block_size(state), state.written_slots
-    if not 0 <= event.start <= event.stop <= len(sequence.block_table) * block_size:
+    held = sequence.num_released * block_size  # from here on there are blocks
+    start, stop = event.start - held, event.stop - held
+    if not 0 <= start <= stop <= len(sequence.block_table) * block_size:
         raise FoldError(f"{event.sequence_id} holds no block for positions {event.start}:{event.stop}")
-    if event.start == event.stop:
+    if start == stop:
         return
-    if event.stop - event.start == 1:  # a token that was generated: most writes
-        logical, slot = divmod(event.start, block_size)
-        block_id = sequence.block_table[logical]
+    if stop - start == 1:  # a token that was generated: most writes
+        place, slot = divmod(start, block_size)
+        block_id = sequence.block_table[place]
         written[block_id], written.touched[block_id] = slot + 1, 1
         sequence.num_written = event.stop
         return
-    for logical in range(event.start // block_size, (event.stop - 1) // block_size + 1):
-        block_id = sequence.block_table[logical]
-        written[block_id], written.touched[block_id] = min(event.stop - logical * block_size, block_size), 1
+    for place in range(start // block_size, (stop - 1) // block_size + 1):
+        block_id = sequence.block_table[place]
+        written[block_id], written.touched[block_id] = min(stop - place * block_size, block_size), 1
     sequence.num_written = event.stop
 
 
@@ -92,7 +97,7 @@ def _blocks_swapped_in(state: EngineState, event: ev.BlocksSwappedIn) -> None:
         raise FoldError(f"{event.sequence_id} already holds blocks")
     _count_host(state, event.host_block_ids, -1)
     refs, written = state.ref_counts, state.written_slots
-    for logical, block_id in enumerate(event.block_ids):
+    for logical, block_id in enumerate(event.block_ids, sequence.num_released):
         _check_block(state, block_id)
         state.counters.blocks_swapped_in += refs[block_id] == 0
         refs[block_id] += 1
@@ -104,7 +109,7 @@ def _blocks_swapped_in(state: EngineState, event: ev.BlocksSwappedIn) -> None:
 def _host_blocks_released(state: EngineState, event: ev.HostBlocksReleased) -> None:
     sequence = state.sequence(event.sequence_id)
     _count_host(state, event.host_block_ids, -1)
-    sequence.host_table, sequence.num_written = [], 0
+    sequence.host_table, sequence.num_written, sequence.num_released = [], 0, 0
 
 
 def _count_host(state: EngineState, host_block_ids: list[int], change: int) -> list[int]:
@@ -121,7 +126,17 @@ def _blocks_released(state: EngineState, event: ev.BlocksReleased) -> None:
     sequence = state.sequence(event.sequence_id)
     _release(state, event.block_ids, event.cached_block_ids)
     sequence.block_table = []
-    sequence.num_written = 0
+    sequence.num_written = sequence.num_released = 0
+
+
+def _blocks_out_of_window(state: EngineState, event: ev.BlocksOutOfWindow) -> None:
+    """A new table: it has changed at its beginning, and whoever keeps the old one sees that it is another."""
+    sequence, count = state.sequence(event.sequence_id), len(event.block_ids)
+    if sequence.num_released != event.first_logical_block or sequence.block_table[:count] != event.block_ids:
+        raise FoldError(f"{event.sequence_id} does not begin with {event.block_ids} at L{event.first_logical_block}")
+    _release(state, event.block_ids, event.cached_block_ids)
+    sequence.block_table = sequence.block_table[count:]
+    sequence.num_released += count
 
 
 def _release(state: EngineState, block_ids: list[int], cached_block_ids: list[int]) -> None:
@@ -162,6 +177,7 @@ BLOCK_HANDLERS: dict[type[Event], Handler] = {
     ev.BlockCopied: _block_copied,
     ev.SlotsWritten: _slots_written,
     ev.BlocksReleased: _blocks_released,
+    ev.BlocksOutOfWindow: _blocks_out_of_window,
     ev.BlocksSwappedOut: _blocks_swapped_out,
     ev.BlocksSwappedIn: _blocks_swapped_in,
     ev.HostBlocksReleased: _host_blocks_released,

@@ -87,9 +87,9 @@ def _slots_written(state: EngineState, run: _Run, found: _Found) -> None:
     block_size = state.info.block_size if state.info is not None else 1
     written, starts, stops = state.written_slots, run.column("start"), run.column("stop")
     for place, ((_, sequence), start, stop) in enumerate(zip(found, starts, stops, strict=True), run.first):
-        table, logical = sequence.block_table, start // block_size
-        if stop - start == 1 and logical < len(table):
-            block_id = table[logical]
+        table, place_in_table = sequence.block_table, start // block_size - sequence.num_released
+        if stop - start == 1 and 0 <= place_in_table < len(table):
+            block_id = table[place_in_table]
             written[block_id], written.touched[block_id] = start % block_size + 1, 1
             sequence.num_written = stop
         else:

@@ -30,7 +30,7 @@ class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceState(msgspec.Struct, kw_only=True):
-    """One candidate of a request. `block_table[i]` is the physical block of logical block i."""
+    """One candidate of a request. `block_table[i]` is the physical block of logical block `num_released + i`."""
 
     sequence_id: str
     block_table: list[int] = []
@@ -42,6 +42,11 @@ class SequenceState(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     host_table: list[int] = []  # where its KV is while swapped out
     score: float | None = None  # beam search: log-probability; of an ended one, its hypothesis' score
+    num_released: int = 0  # logical blocks 0:num_released fell out of every layer's sliding window
+
+    def blocks(self, start: int, stop: int) -> list[int]:
+        """The physical blocks of logical blocks `start:stop`, as far as it has them."""
+        return self.block_table[max(start - self.num_released, 0) : max(stop - self.num_released, 0)]
 
 
 class RequestState(msgspec.Struct, kw_only=True):
@@ -156,7 +161,7 @@ def holders_in(request: RequestState, block_id: int) -> list[tuple[str, int]]:
         (sequence.sequence_id, logical)
         for sequence in request.sequences
         if block_id in sequence.block_table  # at C speed; most tables do not have it
-        for logical, held in enumerate(sequence.block_table)
+        for logical, held in enumerate(sequence.block_table, sequence.num_released)
         if held == block_id
     ]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_NUM_BLOCKS = 1 << 24  # what a viewer is ready to hold
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -81,6 +81,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     preemption: str = "recompute"  # recompute, swap or auto
     admission: str = "now"  # now, worst-case or watermark
     allocator: str = "paged"  # or contiguous: one run of blocks per sequence, for its maximum
+    sliding_window: Annotated[int, msgspec.Meta(ge=1)] | None = None  # no layer looks back further; None: one does
 
 
 # --- the engine's life -------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class BlocksAllocated(Event, frozen=True):
 
 
 class BlocksShared(Event, frozen=True):
-    """A sequence without blocks now points at another one's: ref count +1 each, written positions in common."""
+    """A sequence without blocks now points at all of another one's: ref count +1 each, what is written in common."""
 
     sequence_id: str
     from_sequence_id: str
@@ -290,7 +291,7 @@ class PrefixLookup(Event, frozen=True):
 
 
 class BlocksReleased(Event, frozen=True):
-    """The sequence's whole table is gone. `freed_block_ids` reached ref count 0 and are back in the pool.
+    """All blocks that the sequence still had are gone. `freed_block_ids` reached ref count 0 and are back in the pool.
 
     Of these, `cached_block_ids` keep their content for the prefix cache until they are evicted.
     """
@@ -301,10 +302,23 @@ class BlocksReleased(Event, frozen=True):
     cached_block_ids: list[BlockId] = []
 
 
+class BlocksOutOfWindow(Event, frozen=True):
+    """No layer will read these again: the sequence gives up the first logical blocks that it still has.
+
+    They are `first_logical_block, ...`; all others keep their logical numbers. Freed and cached as in `BlocksReleased`.
+    """
+
+    sequence_id: str
+    first_logical_block: Count
+    block_ids: list[BlockId]
+    freed_block_ids: list[BlockId]
+    cached_block_ids: list[BlockId] = []
+
+
 class BlocksSwappedOut(Event, frozen=True):
     """A preempted sequence's written blocks moved to host blocks; its whole table is gone, its KV is not.
 
-    Logical block i, for as many as are written, is now in host block `host_block_ids[i]`. Of the device's blocks
+    Block i of the table, for as many as are written, is now in host block `host_block_ids[i]`. Of the device's blocks
     `freed_block_ids` reached ref count 0; of these, `cached_block_ids` keep their content for the prefix cache.
     """
 
@@ -316,7 +330,7 @@ class BlocksSwappedOut(Event, frozen=True):
 
 
 class BlocksSwappedIn(Event, frozen=True):
-    """Host block `host_block_ids[i]` came back as `block_ids[i]`, logical block i of the sequence, KV and all.
+    """Host block `host_block_ids[i]` came back as `block_ids[i]`, block i of the sequence's table, KV and all.
 
     A block that another of the request's sequences has brought back already is shared.
     """

@@ -98,7 +98,7 @@ class Meter:
             return
         # Blocks that are shared are full, so nothing unwritten is counted twice.
         unwritten = sum(
-            len(sequence.block_table) * pool.block_size - sequence.num_computed
+            sequence.num_logical_blocks * pool.block_size - sequence.num_computed
             for request in engine.scheduler.running
             for sequence in request.sequences
         )
