@@ -39,7 +39,7 @@ from kvscope.transport.timetravel.clock import MAX_SPEED
 
 BLOCK_EVENTS = {
     ev.BlocksAllocated, ev.BlocksShared, ev.BlockCopied, ev.SlotsWritten, ev.BlocksReused, ev.BlocksEvicted,
-    ev.BlocksReleased, ev.BlocksSwappedOut, ev.BlocksSwappedIn, ev.HostBlocksReleased,
+    ev.BlocksReleased, ev.BlocksOutOfWindow, ev.BlocksSwappedOut, ev.BlocksSwappedIn, ev.HostBlocksReleased,
 }  # fmt: skip
 FRAMES_PER_S = 15
 CHECKED_FRAMES = 3
