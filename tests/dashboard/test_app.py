@@ -443,9 +443,9 @@ async def test_a_pasted_text_of_several_lines_stays_one_prompt():
 async def test_cancel_acts_on_the_selected_request():
     source = live(num_steps=2)
     async with running(source) as (app, pilot):
-        await pilot.press("c")
+        await pilot.press("x")
         await until(pilot, lambda: "select a request first" in screen_text(app))
-        await pilot.press("2", "down", "down", "c")
+        await pilot.press("2", "down", "down", "x")
         await until(pilot, lambda: ("cancel", "r1") in source.control.calls)
         await until(pilot, lambda: "r1.0 was cancelled" in app.query_one("#events").text())
 
@@ -468,7 +468,7 @@ async def test_typing_stops_the_script():
 async def test_without_a_control_channel_the_prompt_is_closed():
     async with running(ListSource(article_batches()), scripted_prompts=["never"]) as (app, pilot):
         assert "read-only" in screen_text(app)
-        await pilot.press("i", "p", "n", "c")
+        await pilot.press("i", "p", "n", "x")
         assert app.query_one(PromptInput).disabled
         assert not app.query_one(PromptInput).has_focus
         await until(

@@ -483,6 +483,8 @@ def plain_cell(pool: PoolFrame, block_ids: range, light: Light, zoom: Zoom) -> t
     first, refs = block_ids[0], [int(pool.refs[block_id]) for block_id in block_ids]
     num_held = len(refs) - refs.count(0)
     char, style = UNICODE.levels[-(-num_held * (len(UNICODE.levels) - 1) // len(refs))], FAINT
+    if not num_held and any(pool.written[block_id] for block_id in block_ids):
+        char = UNICODE.cached
     if zoom is Zoom.DENSE:
         state = block_glyph(refs[0], pool.written[first], pool.block_size, UNICODE)
         char = state if refs[0] < 2 else str(refs[0]) if refs[0] < 10 else UNICODE.many

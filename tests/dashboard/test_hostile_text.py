@@ -116,7 +116,7 @@ def test_a_live_engine(size: tuple[int, int], words: str, reply: str, error: str
             await tour(app, pilot)
             await pilot.press("i", "x", "enter")
             await until(pilot, lambda: "prompt refused" in screen_text(app))
-            await pilot.press("escape", "2", "down", "c")
+            await pilot.press("escape", "2", "down", "x")
             await until(pilot, lambda: "cancel " in screen_text(app), "the notification")
             assert_harmless(app)
 

@@ -11,6 +11,7 @@ from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.widgets import OptionList
 
+from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.glyphs import UNICODE
 from kvscope.dashboard.header import draw_banner, draw_header
 from kvscope.dashboard.keys import KEYS, PANES
@@ -75,6 +76,28 @@ async def test_a_click_in_the_palette_does_it():
         )
         await pilot.click(OptionList, offset=(4, 0))
         await until(pilot, lambda: app.query_one("#grid").layout_now.zoom > zoom, "a click does it")
+
+
+async def test_what_colours_say_is_changed_by_key_and_by_two_clicks():
+    async with running(live(num_steps=2), (120, 50)) as (app, pilot):
+        grid = app.query_one("#grid")
+
+        async def says(by: ColourBy) -> None:
+            await until(pilot, lambda: f"c by {by.value} " in screen_text(app), by.value)
+            assert f"1 Block pool  by {by.value} " in screen_text(app)
+
+        await says(ColourBy.OWNER)
+        await pilot.press("c")
+        await says(ColourBy.STATE)
+        await pilot.click(grid, offset=(18, 0))  # its title
+        await says(ColourBy.REFS)
+        await pilot.click(grid, offset=(4, grid.size.height))  # the legend
+        await says(ColourBy.AGE)
+        await pilot.click(grid, offset=(60, 0))  # beside the title
+        await pilot.press("c")
+        await says(ColourBy.REUSE)
+        await pilot.press("c")
+        await says(ColourBy.OWNER)
 
 
 async def test_every_key_of_the_table_can_be_another():

@@ -26,6 +26,7 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.app import DashboardApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.cards import build_captions
+from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE, Glyphs
 from kvscope.dashboard.grid_layout import MAX_CARDS, Zoom, lay_out
@@ -37,8 +38,11 @@ from kvscope.dashboard.pools import host_title
 from kvscope.dashboard.selection import light_of
 from kvscope.events.columns import Column
 from kvscope.events.state import Counters, EngineState, RequestState, SequenceState
+from kvscope.events.traces import Traces
 from kvscope.events.types import SamplingParams
 from kvscope.transport.source import View
+
+NOW = 9_999  # the step of every picture
 
 
 class World(NamedTuple):
@@ -53,6 +57,9 @@ class World(NamedTuple):
     cursor: int | None
     letter: str = "P"  # of the pool; H: the host's
     num_written: Mapping[str, int] = {}  # positions, by sequence; of the host's pool
+    by: ColourBy = ColourBy.OWNER
+    ages: tuple[int | None, ...] = ()  # of each block's last write, in steps; None: not seen
+    hits: tuple[int, ...] = ()
 
     def holders(self, block_id: int) -> list[str]:
         return [f"{name} L{table.index(block_id)}" for name, table in self.tables.items() if block_id in table]
@@ -80,14 +87,53 @@ class World(NamedTuple):
         refs = self.refs[block_id]
         return "" if refs < 2 else str(refs) if refs < 10 else "+"
 
+    def number(self, block_id: int) -> str:
+        """What the mode counts, in three characters at most; as near zooms show it."""
+        refs, written = self.refs[block_id], self.written[block_id]
+        if self.by not in (ColourBy.AGE, ColourBy.REUSE):
+            return str(refs or "")
+        number = self.ages[block_id] if self.by is ColourBy.AGE else self.hits[block_id]
+        if not written or number is None:
+            return "?" if written else ""
+        return str(number) if number < 1000 else f"{number // 1000}k"
+
+    def digit(self, block_id: int) -> str:
+        """The same in one character, or none where it says nothing."""
+        if self.by is ColourBy.AGE:
+            number = self.number(block_id)
+            return number if number in ("", "?", "0") else str(min(len(str(self.ages[block_id])), 4))
+        if self.by is ColourBy.REUSE:
+            return self.number(block_id) if self.hits[block_id] < 10 else "+" * (self.written[block_id] > 0)
+        if self.by is ColourBy.REFS:
+            return self.count(block_id) or str(self.refs[block_id] or "")
+        return self.count(block_id)
+
+    def char(self, block_id: int, glyphs: Glyphs) -> str:
+        """A cell of its own in a far zoom."""
+        return (self.digit(block_id) if self.by is not ColourBy.STATE else "") or self.state(block_id, glyphs)
+
     def colour(self, block_id: int) -> str:
         lit = self.tables.get(self.selected or "", [])
         if lit and block_id not in lit:
             return DARK["faint"]
+        if self.by is ColourBy.STATE:
+            kinds = dict(zip("~_=#", ("owner-4", "owner-5", "owner-2", "owner-1"), strict=True))
+            return DARK[kinds.get(self.state(block_id, ASCII), "faint")]
+        if self.by is not ColourBy.OWNER:
+            return DARK[ramp(self.by, self.digit(block_id))]
         owners = {name.rpartition(".")[0] for name, table in self.tables.items() if block_id in table}
         if len(owners) != 1:
             return DARK["strong"] if owners else DARK["faint"]
         return DARK[f"owner-{owner_code(owners.pop())}"]
+
+
+def ramp(by: ColourBy, digit: str) -> str:
+    """The name of the colour that a digit of a mode has."""
+    colours = ("soft", "share-1", "share-2", "share-3")
+    order = {ColourBy.REFS: "1234", ColourBy.REUSE: "0123", ColourBy.AGE: "3210"}[by]
+    if digit.isdecimal() and by is not ColourBy.AGE:
+        return colours[min(order.index(digit) if digit in order else 3, 3)]
+    return colours[order.index(digit)] if digit and digit in order else "share-3" if digit == "+" else "faint"
 
 
 @st.composite
@@ -103,7 +149,10 @@ def worlds(draw: st.DrawFn, min_blocks: int, max_blocks: int) -> World:
     written = [random.randint(0, block_size) if count else random.choice([0, block_size]) for count in refs]
     counters = Counters(copies=draw(st.integers(0, 999)), preemptions=draw(st.integers(0, 99)))
     selected = draw(st.none() | st.sampled_from(names), "selected")
-    return World(block_size, refs, written, tables, counters, selected, draw(st.none() | ids, "cursor"))
+    ages = tuple(random.choice([None, 0, random.randint(1, 9), random.randint(9, 100), 999, 4321]) for _ in refs)
+    hits = tuple(random.choice([0, 1, 2, 3, 9, 10, 1234]) for _ in refs)
+    by, cursor = draw(st.sampled_from(ColourBy), "by"), draw(st.none() | ids, "cursor")
+    return World(block_size, refs, written, tables, counters, selected, cursor, by=by, ages=ages, hits=hits)
 
 
 @st.composite
@@ -126,7 +175,8 @@ def host_worlds(draw: st.DrawFn, max_blocks: int) -> World:
                 written[block_id] = block_size - (missing if block_id == table[-1] else 0)
     selected = draw(st.none() | st.sampled_from([*tables]), "selected")
     cursor = draw(st.none() | st.integers(0, num_blocks - 1), "cursor")
-    return World(block_size, refs, written, tables, Counters(), selected, cursor, "H", num_written)
+    by = draw(st.sampled_from([ColourBy.OWNER, ColourBy.STATE, ColourBy.REFS]), "by")
+    return World(block_size, refs, written, tables, Counters(), selected, cursor, "H", num_written, by)
 
 
 def frame_of(world: World) -> Frame:
@@ -154,7 +204,13 @@ def frame_of(world: World) -> Frame:
     )
     view = View()
     view.replace_state(state, 1)
-    return build_frame(view, FrameBuilder())
+    builder = FrameBuilder()
+    if world.ages:
+        state.step, state.traces = NOW, Traces(len(world.refs), since_step=100)
+        state.traces.writes = Column([0 if age is None else NOW - 100 + 1 - age for age in world.ages])
+        state.traces.hits = Column(world.hits)
+        builder.wants_traces = True
+    return build_frame(view, builder)
 
 
 EMPTY = World(1, [0], [0], {}, Counters(), None, None)
@@ -179,7 +235,7 @@ class PictureApp(App[None]):
 
     def show(self, frame: Frame, world: World) -> None:
         pool = frame.host if world.letter == "H" else frame.pool
-        light = light_of(frame, world.selected, world.cursor, world.letter)
+        light = light_of(frame, world.selected, world.cursor, world.letter)._replace(by=world.by)
         self.query_one(BlockGrid).show(pool, light, build_captions(frame, pool))
 
     def lines(self, region: Region) -> list[list[Cell]]:
@@ -248,9 +304,11 @@ def read_near(world: World, lines: list[list[Cell]], glyphs: Glyphs, zoom: Zoom)
 def check_card(world: World, block_id: int, tail: str, below: str, glyphs: Glyphs) -> None:
     refs, holders = world.refs[block_id], world.holders(block_id)
     if not refs:
-        assert (tail, below) == ("cached" if world.written[block_id] else "free", "")
+        number = f"{world.number(block_id)} ".lstrip()
+        assert (tail, below) == (f"{number}cached" if world.written[block_id] else "free", "")
         return
-    whole = f"{refs} " + f" {glyphs.separator} ".join(holders)
+    number = world.number(block_id)
+    whole = f"{number} " * bool(number) + f" {glyphs.separator} ".join(holders)
     assert tail == whole or is_clipped(tail, whole, glyphs)
     texts = glyphs.bar.join(world.texts(block_id)) or "reserved, nothing written yet"
     assert below == texts or is_clipped(below, texts, glyphs)
@@ -258,9 +316,9 @@ def check_card(world: World, block_id: int, tail: str, below: str, glyphs: Glyph
 
 def check_slots(world: World, block_id: int, tail: str, below: str, glyphs: Glyphs, *, has_room: bool) -> None:
     """The logical number is left out where cells stand close together."""
-    refs, holders, lit = world.refs[block_id], world.holders(block_id), world.tables.get(world.selected or "", [])
+    holders, lit = world.holders(block_id), world.tables.get(world.selected or "", [])
     logical = f"L{lit.index(block_id)}" if block_id in lit else ""
-    wanted = [word for word in (str(refs or ""), logical) if word]
+    wanted = [word for word in (world.number(block_id), logical) if word]
     assert tail.split() == wanted or (not has_room and tail.split() == wanted[:1])
     if below and not below.lstrip().startswith(world.letter):
         more = f" +{len(holders) - 1}" if len(holders) > 1 else ""
@@ -284,7 +342,7 @@ def read_blocks(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[i
         for block_id, x in starts:
             seen.append(block_id)
             assert text[x] == world.state(block_id, glyphs)
-            assert text[x + 1 : x + 3].strip() == world.count(block_id)
+            assert text[x + 1 : x + 3].strip() == world.digit(block_id)
             check_style(world, block_id, line[x], on_glyph=True)
     return seen
 
@@ -298,7 +356,7 @@ def read_dense(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[in
         assert name
         for block_id, x in enumerate(range(name.end(), len(text.rstrip())), start=int(name[1])):
             seen.append(block_id)
-            assert text[x] == (world.count(block_id) or world.state(block_id, glyphs))
+            assert text[x] == world.char(block_id, glyphs)
             check_style(world, block_id, line[x], on_glyph=True)
     return seen
 
@@ -306,7 +364,6 @@ def read_dense(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[in
 def read_groups(world: World, lines: list[list[Cell]], glyphs: Glyphs, group: int) -> list[int]:
     """GROUPS: how many of a cell's blocks are held, in steps; in colours, how many of these are shared."""
     seen = []
-    num_levels = len(glyphs.levels) - 1
     for line in (line for line in lines if words(line).strip()):
         text = words(line)
         name = re.match(rf" *{world.letter}(\d+) ", text)
@@ -316,13 +373,17 @@ def read_groups(world: World, lines: list[list[Cell]], glyphs: Glyphs, group: in
             if text[x] == " ":
                 break
             seen += blocks
-            check_group(world, blocks, line[x], glyphs.levels.index(text[x]), num_levels)
+            check_group(world, blocks, line[x], glyphs)
     return seen
 
 
-def check_group(world: World, blocks: range, cell: Cell, level: int, num_levels: int) -> None:
+def check_group(world: World, blocks: range, cell: Cell, glyphs: Glyphs) -> None:
+    if world.by is not ColourBy.OWNER:
+        check_told_group(world, blocks, cell, glyphs)
+        return
     held = [block_id for block_id in blocks if world.refs[block_id]]
-    assert level == -(-len(held) * num_levels // len(blocks))
+    level = glyphs.levels[-(-len(held) * (len(glyphs.levels) - 1) // len(blocks))]
+    assert cell.char == (level if held or not any(world.written[b] for b in blocks) else glyphs.cached)
     lit = [block_id for block_id in blocks if block_id in world.tables.get(world.selected or "", [])]
     if world.cursor in blocks:
         check_style(world, world.cursor, cell, on_glyph=True)
@@ -333,6 +394,27 @@ def check_group(world: World, blocks: range, cell: Cell, level: int, num_levels:
         thirds = sum(num_shared * 3 > third * len(held) for third in (0, 1, 2))
         assert cell.style.color is not None
         assert cell.style.color.name == DARK[("soft", "share-1", "share-2", "share-3")[thirds]]
+
+
+def check_told_group(world: World, blocks: range, cell: Cell, glyphs: Glyphs) -> None:
+    """By state what most are; else what the block with the largest number says."""
+    chars = [world.char(block_id, glyphs) for block_id in blocks]
+    order = {
+        ColourBy.STATE: glyphs.free + glyphs.cached + glyphs.reserved + glyphs.partly + glyphs.full,
+        ColourBy.REFS: glyphs.free + glyphs.cached + "123456789+",
+        ColourBy.AGE: glyphs.free + glyphs.reserved + "?43210",
+        ColourBy.REUSE: glyphs.free + glyphs.reserved + "0123456789+",
+    }[world.by]
+    by_count = {char: chars.count(char) if world.by is ColourBy.STATE else 1 for char in chars}
+    assert cell.char == max(by_count, key=lambda char: (by_count[char], order.index(char)))
+    lit = world.tables.get(world.selected or "", [])
+    if world.cursor in blocks:
+        check_style(world, world.cursor, cell, on_glyph=True)
+    elif lit and not any(block_id in lit for block_id in blocks):
+        check_style(world, blocks[0], cell, on_glyph=True)
+    else:
+        told = blocks[chars.index(cell.char)]
+        check_style(world._replace(selected=None), told, cell, on_glyph=True)
 
 
 def read_numbers(world: World, text: str) -> None:
@@ -367,8 +449,9 @@ def read_back(app: PictureApp, world: World) -> None:
         if grid.layout_now.zoom is not zoom:
             continue  # a card or a slot too many for this pool
         *lines, legend = app.read_grid()
+        assert words(legend).startswith(f"c by {world.by.value} ")
         if zoom is Zoom.GROUPS:
-            group = re.match(r"(\d+) blocks/cell", words(legend))
+            group = re.search(r"(\d+) blocks?/cell", words(legend))
             assert group
             seen = read_groups(world, lines, glyphs, int(group[1]))
         elif zoom <= Zoom.SLOTS:
@@ -383,7 +466,7 @@ async def test_pools_can_be_read_from_the_screen_at_every_zoom(glyphs):
     """Small pools, with every zoom, large ones that must be scrolled, and hosts'; all examples in one running app."""
     app = PictureApp(glyphs)
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(world=worlds(1, MAX_CARDS) | worlds(800, 1500) | host_worlds(MAX_CARDS))
     def compare(world: World) -> None:
         read_back(app, world)
@@ -420,7 +503,7 @@ def test_the_map_shows_all_of_the_pool_and_which_part_is_in_view(glyphs, data, w
     layout = lay_out(frame.pool, width, 1, Zoom.DENSE)
     top = data.draw(st.integers(0, layout.rows - 1), "top")
     in_view = blocks_in_view(frame.pool, layout, top, data.draw(st.integers(1, 9), "height"))
-    light = light_of(frame, world.selected, world.cursor)
+    light = light_of(frame, world.selected, world.cursor)._replace(by=world.by)
     cells, ruler = (
         [Cell(char, style) for text, style, _ in strip for char in text]
         for strip in draw_map(frame.pool, in_view, light, glyphs, width)
@@ -430,7 +513,7 @@ def test_the_map_shows_all_of_the_pool_and_which_part_is_in_view(glyphs, data, w
     group = -(-len(world.refs) // (width - 6))
     for x, start in enumerate(range(0, len(world.refs), group), start=5):
         blocks = range(start, min(start + group, len(world.refs)))
-        check_group(world, blocks, cells[x], glyphs.levels.index(cells[x].char), len(glyphs.levels) - 1)
+        check_group(world, blocks, cells[x], glyphs)
         marked = ruler[x].style is not None and ruler[x].style.color == theme.BRAND.color
         assert marked == any(block_id in in_view for block_id in blocks), blocks
         seen += blocks

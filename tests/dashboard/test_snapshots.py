@@ -14,6 +14,7 @@ from dashboard_story import StoryEngine, StorySource, crowded_engine, swapping_e
 from rich.cells import cell_len
 from test_app import running, screen_text, strips_of, until
 
+from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.grid import draw_row
 from kvscope.dashboard.grid_layout import NO_LIGHT, Zoom, lay_out
@@ -140,6 +141,16 @@ def named(style) -> str:
     return " ".join([colours, *words])
 
 
+async def compare_colourings(app, pilot, expected, read) -> None:
+    """With nothing selected, what else colours can say."""
+    await pilot.press("escape")
+    await until(pilot, lambda: app._selected is None, "nothing selected")
+    for by in [*ColourBy][1:]:
+        await pilot.press("c")
+        await until(pilot, lambda by=by: f"c by {by.value} " in screen_text(app), by.value)
+        await compare(app, pilot, expected, f"by {by.value}", read)
+
+
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("mode", ["dark", "light", "monochrome"])
 async def test_every_style(size, mode, monkeypatch):
@@ -152,6 +163,8 @@ async def test_every_style(size, mode, monkeypatch):
         await pilot.press("2", "down", "down")
         await until(pilot, lambda: app._selected == "r1.0", "selection")
         await compare(app, pilot, screens, "a sequence selected", styles_of)
+        if size == SIZES[1]:
+            await compare_colourings(app, pilot, screens, styles_of)
     save(path, screens)
 
 
@@ -168,6 +181,9 @@ async def test_a_pool_too_large_for_its_pane(size, monkeypatch):
         chart = app.query_one("#pool-map")
         await until(pilot, lambda: chart.display or size[1] < 24, "the map, where there is room for one")
         await compare(app, pilot, screens, "near, with a map")
+        await pilot.press("minus")
+        if size == SIZES[1]:
+            await compare_colourings(app, pilot, screens, screen_of)
     save(path, screens)
 
 

@@ -288,7 +288,7 @@ async def test_pause_in_the_past_is_the_engines_own_and_cancel_waits():
     async with running(source) as (app, pilot):
         await pilot.press("space")
         await until(pilot, lambda: "◀ HISTORY" in screen_text(app))
-        await pilot.press("p", "2", "down", "c")
+        await pilot.press("p", "2", "down", "x")
         await until(pilot, lambda: "this is the past" in screen_text(app))
         assert [name for name, _ in source.control.calls] == ["pause"]
         await pilot.press("p")

@@ -30,11 +30,54 @@ from kvscope.transport.timetravel.watch import changes_block
 NUM_BATCHES = 400
 
 
+class SeenPlainly:
+    """What was seen of each block, from the events one by one: steps of last writes, and hits; of a moment a copy."""
+
+    def __init__(self) -> None:
+        self.writes: dict[int, int] = {}
+        self.hits: dict[int, int] = {}
+
+    def see(self, event: ev.Event, state: EngineState) -> None:
+        """`state` is the one after the event."""
+        match event:
+            case ev.EngineStarted() | FullState():
+                self.writes, self.hits = {}, {}
+            case ev.BlocksAllocated(block_ids=blocks):
+                self._forget(blocks)
+            case ev.BlocksReused(block_ids=blocks):
+                self.hits |= {block_id: self.hits.get(block_id, 0) + 1 for block_id in blocks}
+            case ev.BlocksSwappedIn(block_ids=blocks):
+                self._forget(blocks)
+                self.writes |= dict.fromkeys(blocks, state.step)
+            case ev.BlockCopied(target_block=block_id):
+                self._forget([block_id])
+                self.writes[block_id] = state.step
+            case ev.SlotsWritten(sequence_id=name, start=start, stop=stop):
+                size, sequence = state.info.block_size, state.sequence(name)
+                places = {at // size - sequence.num_released for at in range(start, stop)}
+                written = [sequence.block_table[place] for place in places]
+                self.writes |= dict.fromkeys(written, state.step)
+
+    def _forget(self, blocks: list[int]) -> None:
+        for block_id in blocks:
+            self.writes.pop(block_id, None)
+            self.hits.pop(block_id, None)
+
+
+def seen_by(state: EngineState) -> tuple[dict[int, int], dict[int, int]]:
+    """The same of a state's own traces."""
+    traces = state.traces
+    writes = {block: traces.since_step - 1 + stamp for block, stamp in enumerate(traces.writes) if stamp}
+    return writes, {block: hits for block, hits in enumerate(traces.hits) if hits}
+
+
 class Moments:
     """Every moment of a stream by a straight fold: the state's hash, and how many lines the log has then."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self.hashes: dict[Place, str] = {}
+        self.seen: dict[Place, tuple[dict[int, int], dict[int, int]]] = {}
+        self.plain = SeenPlainly()
         self.num_lines: dict[Place, int] = {}
         self.log: list[LogEntry] = []
         self.notable: list[Place] = []
@@ -46,6 +89,7 @@ class Moments:
             for event in range(1, len(batch.events) + 1):
                 state, entries = tell(state, position, batch, event - 1, event)
                 self.log += entries
+                self.plain.see(batch.events[event - 1], state)
                 place = Place(position, event) if event < len(batch.events) else Place(position + 1)
                 self._keep(place, state)
                 if notable(batch.events[event - 1]) is not None:
@@ -54,6 +98,7 @@ class Moments:
 
     def _keep(self, place: Place, state: EngineState) -> None:
         self.hashes[place], self.num_lines[place] = digest(state), len(self.log)
+        self.seen[place] = dict(self.plain.writes), dict(self.plain.hits)
 
 
 def digest(state: EngineState) -> str:
@@ -101,6 +146,7 @@ def check(player: Player, moments: Moments) -> None:
     """State and log of the moment on show."""
     place, view = player.place, player.view
     assert digest(view.state) == moments.hashes[place], place
+    assert seen_by(view.state) == moments.seen[place], place
     straight = moments.log[: moments.num_lines[place]]
     log = list(view.log)
     assert log == straight[len(straight) - len(log) :], place

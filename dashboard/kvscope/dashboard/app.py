@@ -13,6 +13,7 @@ from textual.message import Message
 
 from kvscope.dashboard.actions import ActionsApp
 from kvscope.dashboard.block_grid import BlockGrid
+from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.copies import DEVICE, HOST
 from kvscope.dashboard.dialogue import open_dialogue
 from kvscope.dashboard.editor import EditorError, edit_text
@@ -84,6 +85,7 @@ class DashboardApp(ActionsApp):
         self._pump = FramePump(source.view, lambda frame: self.post_message(FrameReady(frame)), fps)
         self._cursor: int | None = None  # a block of the pool, or one of the host pool: never both
         self._host_cursor: int | None = None
+        self._colour_by = ColourBy.OWNER
         self._bar_height = 0  # rows of the timeline; with none it shares a line with the player's numbers
         self._front = "requests"  # the pane below the grid in the compact arrangement
 
@@ -180,7 +182,7 @@ class DashboardApp(ActionsApp):
         frame, base = self._frame, self.screen_stack[0]
         self.draw_top()
         shown = shown_sequence(frame, self._selected)
-        base.query_one(Pools).show(frame, self._selected, self._cursor, self._host_cursor)
+        base.query_one(Pools).show(frame, self._selected, self._cursor, self._host_cursor, self._colour_by)
         base.query_one(BlockPane).show(frame, *self._block_on_show())
         requests = base.query_one(RequestsPane)
         self._selected = requests.followed(frame) or self._selected
@@ -222,6 +224,7 @@ class DashboardApp(ActionsApp):
         if whole and shown is not None:
             what = "Beams" if shown[0].params.beam_width > 1 else "Candidates"
             titles["table"] = f"{what} of {shown[0].request_id}, side by side"
+        titles["grid"] += f"  by {self._colour_by.value}"
         titles["host"] = host_title(self._frame.host, base.query_one("#host").size.width)
         block_id, pool = self._block_on_show()
         if block_id is not None:
@@ -360,6 +363,15 @@ class DashboardApp(ActionsApp):
     def action_zoom_auto(self) -> None:
         self._zoomed().change_zoom(None)
         self._draw()
+
+    def action_colour(self) -> None:
+        """Colours say something else of each block."""
+        self._colour_by = self._colour_by.following
+        self._pump.want_traces(self._colour_by.needs_traces)
+        self._draw()
+
+    def on_block_grid_colour_clicked(self) -> None:
+        self.action_colour()
 
     def _zoomed(self) -> BlockGrid:
         """The grid that has the focus, else the block pool's."""

@@ -12,9 +12,11 @@ from textual.strip import Strip
 from kvscope.dashboard import theme
 from kvscope.dashboard.cards import Captions, draw_card_row, draw_holders_row
 from kvscope.dashboard.cells import STYLES, Cells, make_cells
+from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.grid import draw_row, legend, row_label
+from kvscope.dashboard.grid import draw_row, row_label
 from kvscope.dashboard.grid_layout import NO_LIGHT, GridLayout, Light, Zoom, lay_out
+from kvscope.dashboard.legend import legend
 from kvscope.dashboard.pane import StripPane, key_names_of
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
 from kvscope.dashboard.sparing import Opening
@@ -52,6 +54,9 @@ class BlockGrid(StripPane):
 
     class Picked(CursorMoved):
         """The user wants the holder of this block selected."""
+
+    class ColourClicked(Message):
+        """The user wants colours to say something else."""
 
     def __init__(self, glyphs: Glyphs, *, id: str, has_legend: bool = True) -> None:  # noqa: A002
         super().__init__(id=id)
@@ -135,9 +140,10 @@ class BlockGrid(StripPane):
     def _find_sgr(self, opening: Opening) -> _Sgr:
         """All of them are found again only under other colours."""
         filters = tuple(self.get_line_filters())
-        colours = (self._ground, filters, self.background_colors[1] if filters else None, opening.canvas)
+        ground = self.background_colors[1] if filters else None
+        colours = (self._ground, filters, ground, opening.canvas, self._light.by)
         if colours != self._sgr_for:
-            found = {look: self.sgr(opening, style) for look, style in STYLES.items()}
+            found = {look: self.sgr(opening, style) for look, style in STYLES[self._light.by].items()}
             self._sgr_found = _Sgr(found, self.sgr(opening, theme.FAINT), self.sgr(opening, None))
             self._sgr_for = colours
         return self._sgr_found
@@ -145,7 +151,7 @@ class BlockGrid(StripPane):
     def _line(self, y: int, width: int, height: int) -> Strip:
         layout, pool = self.layout_now, self._pool
         if self._has_legend and y == height - 1 and pool.num_blocks:
-            return make_strip(legend(layout, self._glyphs), width)
+            return make_strip(legend(pool, layout, self._light.by, self._glyphs, key_names_of(self)["colour"]), width)
         row, part = divmod(y, layout.lines)
         if row >= layout.rows:
             return make_strip([], width)
@@ -164,7 +170,7 @@ class BlockGrid(StripPane):
         light, layout = self._light, self.layout_now
         self._cards = {}
         lit = tuple(light.logical.items()) if layout.zoom < Zoom.DENSE else ()  # cells tell by themselves
-        common = (layout, self._pool.block_size, lit, light.dim_others, width)
+        common = (layout, self._pool.block_size, lit, light.dim_others, light.by, width)
         if common != self._cached_for:
             self._cache, self._cached_for = {}, common
         by_row: dict[int, list[int]] = {}
@@ -191,7 +197,15 @@ class BlockGrid(StripPane):
         stop = start + layout.blocks_per_row
         here = cursor if cursor is not None and start <= cursor < stop else None
         refs, written, owners = (column[start:stop].tobytes() for column in (pool.refs, pool.written, pool.owners))
-        return refs, written, owners, self._fresh.get(row, ()), here
+        seen = self._seen(slice(start, stop))
+        return refs, written, owners, seen, self._fresh.get(row, ()), here
+
+    def _seen(self, places: slice) -> bytes:
+        """What a row's numbers depend on where they tell what was seen of its blocks."""
+        traces, by = self._pool.traces, self._light.by
+        if traces is None or not by.needs_traces:
+            return b""
+        return (traces.writes[places] - traces.now if by is ColourBy.AGE else traces.hits[places]).tobytes()
 
     def _zoom_words(self) -> str:
         layout = self.layout_now
@@ -227,7 +241,11 @@ class BlockGrid(StripPane):
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
-        if offset is not None:
+        on_title = offset is None and event.y == 0 and event.x < len(self.border_title or "") + len("╭─ ")
+        on_legend = offset is not None and offset.y + self.scroll_offset.y == self.virtual_size.height - 1
+        if self._has_legend and (on_title or on_legend):
+            self.post_message(self.ColourClicked())
+        elif offset is not None:
             block_id = self.layout_now.block_at(offset.x + self.scroll_offset.x, offset.y + self.scroll_offset.y)
             if block_id is not None and block_id < self._pool.num_blocks:
                 self._move_to(block_id)

@@ -11,9 +11,10 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
+from kvscope.dashboard.colouring import Mark, marks_of
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.grid import block_style, name_style, slot_glyphs
+from kvscope.dashboard.grid import block_style, name_style, number_style, slot_glyphs
 from kvscope.dashboard.grid_layout import MAX_CARDS, GridLayout, Light
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, clip, make_strip, measure, piece_parts
@@ -55,9 +56,9 @@ def draw_card_row(
     block_ids = range(first, min(first + layout.columns, pool.num_blocks))
     facts: list[Part] = []
     texts: list[Part] = []
-    for block_id in block_ids:
+    for block_id, mark in zip(block_ids, marks_of(pool, light.by, block_ids, glyphs), strict=True):
         caption = captions.get(block_id)
-        facts += _fit(_facts(pool, block_id, light, caption, glyphs), layout.cell_width, glyphs)
+        facts += _fit(_facts(pool, block_id, mark, light, caption=caption, glyphs=glyphs), layout.cell_width, glyphs)
         texts += _fit(_texts(block_id, light, caption, glyphs), layout.cell_width, glyphs)
     return [make_strip(facts, width), make_strip(texts, width), make_strip([], width)]
 
@@ -81,9 +82,10 @@ def _holder_words(caption: Caption) -> str:
     return f"{sequence_id} L{logical}{more}"
 
 
-def _facts(pool: PoolFrame, block_id: int, light: Light, caption: Caption | None, glyphs: Glyphs) -> list[Part]:
-    ref_count = pool.refs[block_id]
-    style = block_style(pool, block_id, light)
+def _facts(
+    pool: PoolFrame, block_id: int, mark: Mark, light: Light, *, caption: Caption | None, glyphs: Glyphs
+) -> list[Part]:
+    style = block_style(block_id, mark, light)
     lit = block_id in light.logical
     name = pool.name(block_id)
     parts: list[Part] = [
@@ -92,8 +94,8 @@ def _facts(pool: PoolFrame, block_id: int, light: Light, caption: Caption | None
         (slot_glyphs(pool, block_id, glyphs), style),
         (" ", theme.PLAIN),
     ]
-    if ref_count:
-        parts += [(f"{ref_count}", theme.SHARED if ref_count > 1 else theme.FAINT), (" ", theme.PLAIN)]
+    if mark.number:
+        parts += [(mark.number, number_style(pool, block_id, mark, light)), (" ", theme.PLAIN)]
     if caption is not None:
         between = f" {glyphs.separator} "
         words = between.join(f"{sequence_id} L{logical}" for sequence_id, logical in caption.holders)

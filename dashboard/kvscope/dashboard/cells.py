@@ -12,22 +12,43 @@ from numpy.typing import NDArray
 from rich.style import Style
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.colouring import (
+    SCALES,
+    ColourBy,
+    alphabet,
+    codes_of,
+    codes_of_symbols,
+    numbers_of,
+    symbols_of,
+)
+from kvscope.dashboard.glyphs import NUM_LEVELS, Glyphs
 from kvscope.dashboard.grid_layout import GridLayout, Light, Zoom
 from kvscope.dashboard.owners import SEVERAL
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part
 
-# Looks: owner codes, from these numbers on lit or fresh; the cursor; and how many of a group's blocks are shared.
+# Looks: colour codes, from these numbers on lit or fresh; the cursor; and how many of a group's blocks are shared.
 LIT, FRESH, CURSOR, TINT = 16, 32, 48, 64
-_OWNERS = range(SEVERAL + 1)
-STYLES: dict[int, Style] = {
-    **{code: theme.owner_style(code) for code in _OWNERS},
-    **{LIT + code: theme.lit_style(code) for code in _OWNERS},
-    **{FRESH + code: theme.owner_style(code) + theme.BOLD for code in _OWNERS},
-    CURSOR: theme.CURSOR,
-    **{TINT + level: style for level, style in enumerate(theme.TINTS)},
-}
+
+
+def _looks(by: ColourBy) -> dict[int, Style]:
+    """The style of every look."""
+    scale = SCALES[by]
+    lit = [theme.lit_style(code) for code in range(SEVERAL + 1)] if by is ColourBy.OWNER else [*map(_bold, scale)]
+    return {
+        **dict(enumerate(scale)),
+        **dict(enumerate(lit, start=LIT)),
+        **dict(enumerate(map(_bold, scale), start=FRESH)),
+        CURSOR: theme.CURSOR,
+        **dict(enumerate(theme.TINTS, start=TINT)),
+    }
+
+
+def _bold(style: Style) -> Style:
+    return style + theme.BOLD
+
+
+STYLES = {by: _looks(by) for by in ColourBy}
 
 
 class Cells(NamedTuple):
@@ -35,6 +56,7 @@ class Cells(NamedTuple):
 
     rows: range
     columns: int
+    by: ColourBy
     alphabet: str
     symbols: NDArray[np.uint8]
     looks: NDArray[np.uint8]
@@ -57,7 +79,8 @@ class Cells(NamedTuple):
         text, looks = self.text(row), self.looks[self._place(row)]
         starts = [0, *(np.flatnonzero(looks[1:] != looks[:-1]) + 1).tolist()]
         stops = [*starts[1:], len(text)]
-        return [(text[a:b], STYLES[look]) for a, b, look in zip(starts, stops, looks[starts].tolist(), strict=True)]
+        styles = STYLES[self.by]
+        return [(text[a:b], styles[look]) for a, b, look in zip(starts, stops, looks[starts].tolist(), strict=True)]
 
     def each_in(self, row: int, named: Mapping[int, str]) -> list[str]:
         """For each cell of the row what its look is called."""
@@ -73,50 +96,74 @@ def make_cells(pool: PoolFrame, layout: GridLayout, rows: range, light: Light, g
     start, stop = rows.start * layout.blocks_per_row, min(rows.stop * layout.blocks_per_row, pool.num_blocks)
     in_view = slice(start, stop)
     if layout.zoom is Zoom.GROUPS:
-        alphabet = glyphs.levels
-        symbols, looks = _make_groups(pool, in_view, layout.group, light, len(alphabet))
+        letters = group_letters(light.by, glyphs)
+        symbols, looks = _make_groups(pool, in_view, layout.group, light)
     else:
-        alphabet = (
-            glyphs.free + glyphs.cached + "23456789" + glyphs.many + glyphs.reserved + glyphs.partly + glyphs.full
-        )
+        letters = alphabet(light.by, glyphs)
         symbols, looks = _make_blocks(pool, in_view, light)
     if light.cursor is not None and start <= light.cursor < stop:
         looks[(light.cursor - start) // layout.group] = CURSOR
-    return Cells(rows, layout.columns, alphabet, symbols, looks)
+    return Cells(rows, layout.columns, light.by, letters, symbols, looks)
+
+
+def group_letters(by: ColourBy, glyphs: Glyphs) -> str:
+    """What a group of blocks can be: by owner from none held to all held, and none held but some cached."""
+    return glyphs.levels + glyphs.cached if by is ColourBy.OWNER else alphabet(by, glyphs)
 
 
 _Columns = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def _make_blocks(pool: PoolFrame, in_view: slice, light: Light) -> _Columns:
-    """A block's state, or its ref count when shared."""
-    refs, written = pool.refs[in_view], pool.written[in_view]
-    state = np.where(written >= pool.block_size, 13, np.where(written > 0, 12, 11))
-    symbols = np.where(refs == 0, written != 0, np.where(refs > 1, np.minimum(refs, 10), state)).astype(np.uint8)
-    looks = pool.owners[in_view] * (not light.dim_others)
+    """One block in each cell."""
+    symbols = symbols_of(pool, light.by, numbers_of(pool, light.by, in_view))
+    codes = codes_of(pool, light.by, in_view, symbols)
+    looks = codes * (not light.dim_others)
     fresh = _inside(light.fresh, in_view)
     if not light.dim_others:
         looks[fresh] += np.uint8(FRESH)
     lit = _inside(light.logical, in_view)
-    looks[lit] = pool.owners[in_view][lit] + np.uint8(LIT)
+    looks[lit] = codes[lit] + np.uint8(LIT)
     return symbols, looks
 
 
-def _make_groups(pool: PoolFrame, in_view: slice, group: int, light: Light, num_levels: int) -> _Columns:
+def _make_groups(pool: PoolFrame, in_view: slice, group: int, light: Light) -> _Columns:
+    """By owner how many blocks of a group are held; by state what most are; else what the largest number is."""
+    if light.by is ColourBy.OWNER:
+        symbols, codes = _held_and_shared(pool, in_view, group)
+    else:
+        numbers = numbers_of(pool, light.by, in_view)
+        if light.by is ColourBy.STATE:
+            symbols = _most_frequent(symbols_of(pool, light.by, numbers), len(SCALES[light.by]), group)
+        else:
+            starts = np.arange(0, len(numbers[0]), group)
+            symbols = symbols_of(pool, light.by, [np.maximum.reduceat(column, starts) for column in numbers])
+        codes = codes_of_symbols(light.by, symbols)
+    looks = codes * (not light.dim_others)
+    lit = _inside(light.logical, in_view)[::-1]  # of several in a group the first one counts
+    colours = pool.owners[in_view][lit] if light.by is ColourBy.OWNER else codes[lit // group]
+    looks[lit // group] = colours + np.uint8(LIT)
+    return symbols.astype(np.uint8), looks
+
+
+def _held_and_shared(pool: PoolFrame, in_view: slice, group: int) -> _Columns:
     """How many blocks of a group are held, in a colour that says how many of these are shared."""
-    refs, owners = pool.refs[in_view], pool.owners[in_view]
+    refs, top = pool.refs[in_view], NUM_LEVELS - 1
     sizes = np.full(-(-len(refs) // group), group)
     sizes[-1:] = len(refs) - (len(sizes) - 1) * group
     num_held = _count_by_group(refs != 0, group)
-    symbols = -(-num_held * (num_levels - 1) // sizes)
-    looks = np.zeros(len(sizes), np.uint8)
-    if not light.dim_others:
-        num_shared = _count_by_group(refs > 1, group) if pool.num_shared else np.zeros(len(sizes), np.int32)
-        tints = -(-num_shared * (len(theme.TINTS) - 1) // np.maximum(num_held, 1))
-        looks = np.where(num_held > 0, TINT + tints, 0).astype(np.uint8)
-    lit = _inside(light.logical, in_view)[::-1]  # of several in a group the first one counts
-    looks[lit // group] = owners[lit] + np.uint8(LIT)
-    return symbols.astype(np.uint8), looks
+    symbols = -(-num_held * top // sizes)
+    if pool.num_cached:
+        symbols[(num_held == 0) & (_count_by_group(pool.written[in_view] != 0, group) > 0)] = NUM_LEVELS
+    num_shared = _count_by_group(refs > 1, group) if pool.num_shared else np.zeros(len(sizes), np.int32)
+    tints = -(-num_shared * (len(theme.TINTS) - 1) // np.maximum(num_held, 1))
+    return symbols.astype(np.uint8), np.where(num_held > 0, TINT + tints, 0).astype(np.uint8)
+
+
+def _most_frequent(symbols: NDArray[np.uint8], num_symbols: int, group: int) -> NDArray[np.uint8]:
+    """Of each group; of equals the one that says more."""
+    counts = [_count_by_group(symbols == symbol, group) for symbol in reversed(range(num_symbols))]
+    return (num_symbols - 1 - np.argmax(counts, axis=0)).astype(np.uint8)
 
 
 def _count_by_group(mask: NDArray[np.bool_], group: int) -> NDArray[np.int32]:

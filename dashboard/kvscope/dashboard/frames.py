@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from kvscope.analysis.ledger import Bookkeeper, Ledger
 from kvscope.dashboard.copies import HOST, RequestFrame, SequenceCopies, SequenceFrame, copy_request
 from kvscope.dashboard.owners import NOBODY, SEVERAL, OwnerCodes
-from kvscope.dashboard.pool_frame import EMPTY_HOST_POOL, EMPTY_POOL, PoolFrame, build_host_pool, build_pool
+from kvscope.dashboard.pool_frame import (
+    EMPTY_HOST_POOL,
+    EMPTY_POOL,
+    PoolFrame,
+    TracesFrame,
+    build_host_pool,
+    build_pool,
+)
 from kvscope.events.audit import Finding
 from kvscope.events.state import Counters, EngineState
 from kvscope.events.types import EngineInfo
@@ -129,7 +136,7 @@ class FrameBuilder:
         self.host_owners = OwnerCodes(HOST)
         self._host_refs: tuple[list[int], NDArray[np.int32]] = ([], np.zeros(0, np.int32))
         self.sequences = SequenceCopies()
-        self.wants_ledger = False
+        self.wants_ledger = self.wants_traces = False
         self.owes_ledger = False  # the latest frame has an older one
         self._ledger: Ledger | None = None
         self._next_ledger_s = 0.0
@@ -144,6 +151,14 @@ class FrameBuilder:
             self._next_ledger_s = started_s + (20 * cost_s if cost_s > CHEAP_S else 0)
         return self._ledger if self.wants_ledger else None
 
+    def traces(self, state: EngineState) -> TracesFrame | None:
+        """Copies of what was seen of each block, if somebody looks."""
+        traces = state.traces
+        if not traces or not self.wants_traces:
+            return None
+        writes, hits = traces.writes.numbers.copy(), traces.hits.numbers.copy()
+        return TracesFrame(writes, hits, traces.stamp(state.step), traces.since_step)
+
     def host_refs(self, state: EngineState) -> NDArray[np.int32]:
         """The ref counts of host blocks as a column: a new one when the fold has replaced the list."""
         if state.host_ref_counts is not self._host_refs[0]:
@@ -156,6 +171,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
     with view.lock:
         state = view.state
         refs, written = state.ref_counts.numbers.copy(), state.written_slots.numbers.copy()
+        traces = builder.traces(state)
         requests = tuple(copy_request(request, builder.sequences) for request in state.requests.values())
         frame = Frame(
             revision=view.revision,
@@ -186,7 +202,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
     builder.sequences.next_frame(requests)
     block_size = frame.info.block_size if frame.info is not None else 1
     return frame._replace(
-        pool=build_pool(block_size, refs, written, requests, builder.owners),
+        pool=build_pool(block_size, refs, written, requests, builder.owners)._replace(traces=traces),
         host=build_host_pool(block_size, host_refs, requests, builder.host_owners),
     )
 

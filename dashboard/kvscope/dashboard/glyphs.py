@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+NUM_LEVELS = 9  # from none of a group to all of it
+
 
 @dataclass(frozen=True)
 class Glyphs:

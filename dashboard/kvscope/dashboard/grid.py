@@ -8,7 +8,8 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.cells import Cells, make_cells
+from kvscope.dashboard.cells import FRESH, LIT, STYLES, Cells, make_cells
+from kvscope.dashboard.colouring import SCALES, Mark, marks_of
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid_layout import SLOTS_TAIL, GridLayout, Light, Zoom
 from kvscope.dashboard.pool_frame import PoolFrame
@@ -43,7 +44,11 @@ def draw_row(
         return Strip(parts, layout.label_width + cells.length(row)).adjust_cell_length(width)  # one cell a character
     draw = _draw_slots if layout.zoom is Zoom.SLOTS else _draw_block
     blocks = range(start, min(start + layout.blocks_per_row, pool.num_blocks))
-    parts = [part for block_id in blocks for part in draw(pool, block_id, light, glyphs, layout.cell_width)]
+    parts = [
+        part
+        for block_id, mark in zip(blocks, marks_of(pool, light.by, blocks, glyphs), strict=True)
+        for part in draw(pool, block_id, mark, light, glyphs=glyphs, cell_width=layout.cell_width)
+    ]
     return make_strip(merged([*label, *parts]), width)
 
 
@@ -52,14 +57,20 @@ def row_label(pool: PoolFrame, layout: GridLayout, row: int) -> str:
     return pool.name(row * layout.blocks_per_row).rjust(layout.label_width - 1) + " "
 
 
-def block_style(pool: PoolFrame, block_id: int, light: Light) -> Style:
-    """The owner's colour; lit or dimmed by what is selected."""
+def block_style(block_id: int, mark: Mark, light: Light) -> Style:
+    """The colour that the mark says; lit or dimmed by what is selected."""
     if block_id in light.logical:
-        return theme.lit_style(pool.owners[block_id])
+        return STYLES[light.by][LIT + mark.code]
     if light.dim_others:
         return theme.FAINT
-    style = theme.owner_style(pool.owners[block_id])
-    return style + theme.BOLD if block_id in light.fresh else style
+    return STYLES[light.by][mark.code + (FRESH if block_id in light.fresh else 0)]
+
+
+def number_style(pool: PoolFrame, block_id: int, mark: Mark, light: Light) -> Style:
+    """A ref count stands out when the block is shared; other numbers are in the colour of what they say."""
+    if light.by.needs_traces:
+        return theme.FAINT if light.dim_others and block_id not in light.logical else SCALES[light.by][mark.code]
+    return theme.SHARED if pool.refs[block_id] > 1 else theme.FAINT
 
 
 def name_style(block_id: int, light: Light) -> Style:
@@ -80,46 +91,35 @@ def slot_glyphs(pool: PoolFrame, block_id: int, glyphs: Glyphs) -> str:
     return filled * num_written + empty * (pool.block_size - num_written)
 
 
-def _draw_slots(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, cell_width: int) -> list[Part]:
-    ref_count, lit = pool.refs[block_id], block_id in light.logical
+def _draw_slots(
+    pool: PoolFrame, block_id: int, mark: Mark, light: Light, *, glyphs: Glyphs, cell_width: int
+) -> list[Part]:
+    lit = block_id in light.logical
     id_width = len(str(pool.num_blocks - 1)) + 1
-    name, refs = pool.name(block_id), f"{ref_count}" if ref_count else ""
+    name, number = pool.name(block_id), mark.number
     tail = cell_width - id_width - pool.block_size
     logical = f" L{light.logical[block_id]}" if lit and tail >= SLOTS_TAIL else ""
-    air = max(tail - 2 - len(refs) - len(logical), 0)
+    air = max(tail - 2 - len(number) - len(logical), 0)
     return [
         (name, name_style(block_id, light)),
         (" " * (id_width + 1 - len(name)), theme.PLAIN),
-        (slot_glyphs(pool, block_id, glyphs), block_style(pool, block_id, light)),
+        (slot_glyphs(pool, block_id, glyphs), block_style(block_id, mark, light)),
         (" ", theme.PLAIN),
-        (refs, theme.SHARED if ref_count > 1 else theme.FAINT),
+        (number, number_style(pool, block_id, mark, light)),
         (logical, theme.STRONG),
         (" " * air, theme.PLAIN),
     ]
 
 
-def _draw_block(pool: PoolFrame, block_id: int, light: Light, glyphs: Glyphs, cell_width: int) -> list[Part]:
-    ref_count = pool.refs[block_id]
-    glyph = block_glyph(ref_count, pool.written[block_id], pool.block_size, glyphs)
-    style = theme.CURSOR if block_id == light.cursor else block_style(pool, block_id, light)
-    digit = "" if ref_count <= 1 else str(ref_count) if ref_count <= 9 else glyphs.many
+def _draw_block(
+    pool: PoolFrame, block_id: int, mark: Mark, light: Light, *, glyphs: Glyphs, cell_width: int
+) -> list[Part]:
+    glyph = block_glyph(pool.refs[block_id], pool.written[block_id], pool.block_size, glyphs)
+    style = theme.CURSOR if block_id == light.cursor else block_style(block_id, mark, light)
     name: list[Part] = []
     if cell_width > 3:
         label = pool.name(block_id).ljust(len(str(pool.num_blocks - 1)) + 2)
         name = [(label, name_style(block_id, light))]
-    room = cell_width - measure(name) - 1 - len(digit)
-    return [*name, (glyph, style), (digit, theme.SHARED), (" " * room, theme.PLAIN)]
-
-
-def legend(layout: GridLayout, glyphs: Glyphs) -> list[Part]:
-    """What the cells of this zoom mean."""
-    if layout.zoom is Zoom.GROUPS:
-        low, high = glyphs.levels[1], glyphs.levels[-1]
-        samples = zip(theme.TINTS[1:], ("some", "half", "most"), strict=True)
-        shared = [part for style, words in samples for part in ((high, style), (f" {words} ", theme.SOFT))]
-        held = f"{layout.group} blocks/cell  {low} few {high} all  shared "
-        return [(held, theme.SOFT), *shared]
-    states = f"{glyphs.reserved} reserved  {glyphs.free} free  {glyphs.cached} cached"
-    if layout.zoom <= Zoom.SLOTS:
-        return [(f"{glyphs.written} written  {states}  number: refs", theme.SOFT)]
-    return [(f"{glyphs.full} full  {glyphs.partly} partly  {states}  2+ shared", theme.SOFT)]
+    room = cell_width - measure(name) - 1 - len(mark.digit)
+    number = (mark.digit, number_style(pool, block_id, mark, light))
+    return [*name, (glyph, style), number, (" " * room, theme.PLAIN)]

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
+from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.pool_frame import PoolFrame
 
 MAX_CARDS = 96  # a pool with more blocks never fits a screen as cards
@@ -63,12 +64,13 @@ class GridLayout(NamedTuple):
 
 class Light(NamedTuple):
     """What stands out: `logical` maps the selected blocks to their logical number; the cursor is one block; `fresh`
-    blocks were reserved, copied or written by the latest step."""
+    blocks were reserved, copied or written by the latest step; `by` is what a colour says."""
 
     logical: Mapping[int, int]
     dim_others: bool
     cursor: int | None
     fresh: Collection[int] = frozenset()
+    by: ColourBy = ColourBy.OWNER
 
 
 NO_LIGHT = Light({}, dim_others=False, cursor=None)

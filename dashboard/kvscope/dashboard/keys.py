@@ -58,7 +58,7 @@ KEYS = (
     Key("p", "toggle_pause", "pause", "Pause or resume the engine", "engine"),
     Key("n,full_stop", "step", "step", "One batch forward in the past; one step of a paused engine", "steps"),
     Key("P", "breakpoints", "breakpoints", "Breakpoints: what the engine pauses at", "engine", footer=False),
-    Key("c", "cancel", "cancel", "Cancel the selected request", "engine"),
+    Key("x", "cancel", "cancel", "Cancel the selected request", "engine"),
     Key("space", "freeze", "freeze", "Freeze the view and walk in its past; the engine goes on", "live"),
     Key(
         "left_square_bracket",
@@ -91,6 +91,7 @@ KEYS = (
     Key("6", "pane('block')", "block", "Go to the block under the cursor", footer=False, priority=True),
     Key("7", "pane('insight')", "insight", "Where the memory goes: pool over time, waste ledger", priority=True),
     Key("8", "pane('host')", "host", "Go to the host pool, where swapped-out requests are", "host", False, True),
+    Key("c", "colour", "colour", "Colour blocks by owner, state, ref count, last write or cache hits", footer=False),
     Key("plus,equals_sign", "zoom(-1)", "zoom in", "Draw blocks nearer", footer=False),
     Key("minus", "zoom(1)", "zoom out", "Draw blocks denser", footer=False),
     Key("0", "zoom_auto", "zoom auto", "Choose the zoom by the pool's size", footer=False),

@@ -10,6 +10,15 @@ from kvscope.dashboard.copies import DEVICE, HOST, BlockTable, RequestFrame
 from kvscope.dashboard.owners import OwnerCodes
 
 
+class TracesFrame(NamedTuple):
+    """Copies of the columns of `Traces`; `now` is the stamp of this step, and `since_step` where they begin."""
+
+    writes: NDArray[np.int32]
+    hits: NDArray[np.int32]
+    now: int
+    since_step: int
+
+
 class PoolFrame(NamedTuple):
     """Per block, by physical id: ref count, written slots, owner colour; and the totals of the whole pool."""
 
@@ -24,6 +33,7 @@ class PoolFrame(NamedTuple):
     num_written_slots: int  # of held blocks
     num_shared_slots: int  # of these, in blocks with a ref count above one
     letter: str = DEVICE  # which of the two pools it is
+    traces: TracesFrame | None = None  # while somebody looks at them
 
     @property
     def num_blocks(self) -> int:

@@ -7,6 +7,7 @@ from textual.message import Message
 
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.cards import build_captions
+from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.copies import DEVICE, HOST
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
@@ -54,14 +55,17 @@ class Pools(Container):
     def on_mount(self) -> None:
         self.watch(self.device, "scroll_y", self.draw_map, init=False)
 
-    def show(self, frame: Frame, selected: str | None, cursor: int | None, host_cursor: int | None) -> None:
-        """The host pool first: what it takes is not the other's."""
+    def show(
+        self, frame: Frame, selected: str | None, cursor: int | None, host_cursor: int | None, by: ColourBy
+    ) -> None:
+        """The host pool first: what it takes is not the other's. What it has no numbers of is coloured by owner."""
         self.host.display = frame.host.num_blocks > 0
         if self.host.display:
             self._make_room(frame.host)
-            light = light_of(frame, selected, host_cursor, HOST)
+            light = light_of(frame, selected, host_cursor, HOST)._replace(by=_shown_by(frame.host, by))
             self.host.show(frame.host, light, build_captions(frame, frame.host))
-        self._pool, self._light = frame.pool, light_of(frame, selected, cursor, DEVICE)
+        self._pool = frame.pool
+        self._light = light_of(frame, selected, cursor, DEVICE)._replace(by=_shown_by(frame.pool, by))
         self.device.show(frame.pool, self._light, build_captions(frame))
         self.draw_map()
 
@@ -91,6 +95,10 @@ class Pools(Container):
             styles.width, styles.height = width_beside(host, width, height), "1fr"
         else:
             styles.width, styles.height = "1fr", height_below(host, width, height)
+
+
+def _shown_by(pool: PoolFrame, by: ColourBy) -> ColourBy:
+    return ColourBy.OWNER if by.needs_traces and pool.traces is None else by
 
 
 def height_below(host: PoolFrame, width: int, room: int) -> int:

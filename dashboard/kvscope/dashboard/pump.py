@@ -34,6 +34,12 @@ class FramePump:
             self._builder.wants_ledger = wanted
             self._seen = None
 
+    def want_traces(self, wanted: bool) -> None:
+        """The same with what was seen of each block: its last write, its hits."""
+        if wanted != self._builder.wants_traces:
+            self._builder.wants_traces = wanted
+            self._seen = None
+
     def start(self) -> None:
         self._thread.start()
 

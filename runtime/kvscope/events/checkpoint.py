@@ -58,7 +58,8 @@ def _sequences(state: EngineState) -> list[SequenceState]:
 
 def _without_blocks(state: EngineState) -> EngineState:
     requests = {name: _without_tables(request) for name, request in state.requests.items()}
-    return msgspec.structs.replace(state, ref_counts=Column(), written_slots=Column(), requests=requests)
+    bare = {"ref_counts": Column(), "written_slots": Column(), "traces": msgspec.UNSET}
+    return msgspec.structs.replace(state, requests=requests, **bare)
 
 
 def _without_tables(request: RequestState) -> RequestState:

@@ -97,7 +97,8 @@ def peek_header(payload: bytes) -> tuple[int, int, int]:
 
 def encode_state(state: EngineState) -> bytes:
     """The snapshot form of a state."""
-    encoded: bytes = msgpack.packb(msgspec.to_builtins(state, builtin_types=(bytes,), enc_hook=column_to_list))
+    said = msgspec.structs.replace(state, traces=msgspec.UNSET)
+    encoded: bytes = msgpack.packb(msgspec.to_builtins(said, builtin_types=(bytes,), enc_hook=column_to_list))
     return encoded
 
 

@@ -81,9 +81,9 @@ def column_to_list(value: Any) -> list[int]:
 
 
 def column_from_list(kind: type, value: Any) -> Any:
-    """From the wire form (msgspec's `dec_hook`). Raises ValueError for what does not fit a column."""
+    """From the wire form (msgspec's `dec_hook`). Raises ValueError for what does not fit a column, or is none."""
     if kind is not Column:
-        raise NotImplementedError(f"{kind.__name__} has no wire form")
+        raise ValueError(f"{kind.__name__} has no wire form")
     try:
         return Column(msgspec.convert(value, list[int]))
     except OverflowError:

@@ -55,7 +55,10 @@ def begin_batch(state: EngineState, batch: Batch) -> None:
 def apply_event(state: EngineState, event: Event) -> EngineState:
     """Fold one event; `state.time_ns` and `state.step` must already be the batch's."""
     if isinstance(event, FullState):
-        return copy.deepcopy(event.state)  # the event may be folded by others too
+        other = copy.deepcopy(event.state)  # the event may be folded by others too
+        if state.traces:
+            other.trace()
+        return other
     handler = _HANDLERS.get(type(event))
     if handler is not None:
         try:
@@ -75,6 +78,8 @@ def _engine_started(state: EngineState, event: ev.EngineStarted) -> None:
     state.schema_version = event.schema_version
     state.ref_counts, state.written_slots = Column.zeros(event.info.num_blocks), Column.zeros(event.info.num_blocks)
     state.host_ref_counts = [0] * event.info.num_host_blocks
+    if state.traces:
+        state.trace()
 
 
 def _engine_stopped(state: EngineState, event: ev.EngineStopped) -> None:

@@ -24,6 +24,8 @@ def _blocks_allocated(state: EngineState, event: ev.BlocksAllocated) -> None:
         refs[block_id] += 1
         written[block_id] = 0
         refs.touched[block_id] = written.touched[block_id] = 1
+        if state.traces:
+            state.traces.hand_out(block_id)
     table.extend(event.block_ids)
 
 
@@ -59,6 +61,9 @@ def _block_copied(state: EngineState, event: ev.BlockCopied) -> None:
     refs[event.target_block] += 1
     written[event.target_block] = event.num_slots
     refs.touched[event.source_block] = refs.touched[event.target_block] = written.touched[event.target_block] = 1
+    if traces := state.traces:
+        traces.hand_out(event.target_block)
+        traces.writes[event.target_block] = traces.stamp(state.step)
     state.counters.copies += 1
 
 
@@ -76,10 +81,14 @@ def _slots_written(state: EngineState, event: ev.SlotsWritten) -> None:
         block_id = sequence.block_table[place]
         written[block_id], written.touched[block_id] = slot + 1, 1
         sequence.num_written = event.stop
+        if traces := state.traces:
+            traces.writes[block_id] = traces.stamp(state.step)
         return
     for place in range(start // block_size, (stop - 1) // block_size + 1):
         block_id = sequence.block_table[place]
         written[block_id], written.touched[block_id] = min(stop - place * block_size, block_size), 1
+        if traces := state.traces:
+            traces.writes[block_id] = traces.stamp(state.step)
     sequence.num_written = event.stop
 
 
@@ -103,6 +112,9 @@ def _blocks_swapped_in(state: EngineState, event: ev.BlocksSwappedIn) -> None:
         refs[block_id] += 1
         written[block_id] = min(max(sequence.num_written - logical * block_size, 0), block_size)
         refs.touched[block_id] = written.touched[block_id] = 1
+        if traces := state.traces:
+            traces.hand_out(block_id)
+            traces.writes[block_id] = traces.stamp(state.step)
     sequence.block_table, sequence.host_table = list(event.block_ids), []
 
 
@@ -151,6 +163,9 @@ def _release(state: EngineState, block_ids: list[int], cached_block_ids: list[in
 
 def _blocks_reused(state: EngineState, event: ev.BlocksReused) -> None:
     _hold(state, event).num_written = event.num_tokens
+    if traces := state.traces:
+        for block_id in event.block_ids:
+            traces.hits[block_id] += 1
 
 
 def _blocks_evicted(state: EngineState, event: ev.BlocksEvicted) -> None:

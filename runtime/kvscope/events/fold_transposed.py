@@ -86,12 +86,15 @@ class _Finder:
 def _slots_written(state: EngineState, run: _Run, found: _Found) -> None:
     block_size = state.info.block_size if state.info is not None else 1
     written, starts, stops = state.written_slots, run.column("start"), run.column("stop")
+    writes, stamp = (state.traces.writes, state.traces.stamp(state.step)) if state.traces else (None, 0)
     for place, ((_, sequence), start, stop) in enumerate(zip(found, starts, stops, strict=True), run.first):
         table, place_in_table = sequence.block_table, start // block_size - sequence.num_released
         if stop - start == 1 and 0 <= place_in_table < len(table):
             block_id = table[place_in_table]
             written[block_id], written.touched[block_id] = start % block_size + 1, 1
             sequence.num_written = stop
+            if writes is not None:
+                writes[block_id] = stamp
         else:
             apply_event(state, run.group.events[place])
 

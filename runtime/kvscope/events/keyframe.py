@@ -1,14 +1,12 @@
 """Compact, independent copies of a state, to go back to later without folding everything again."""
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from kvscope.events.columns import Column
 from kvscope.events.state import EngineState, RequestState, SequenceState
+from kvscope.events.traces import pack
 
 
 class Keyframe:
@@ -18,15 +16,16 @@ class Keyframe:
     a copy costs nothing per token, and copies of one sequence share its tokens.
     """
 
-    __slots__ = ("_bare", "_lengths", "_ref_counts", "_written_slots")
+    __slots__ = ("_bare", "_lengths", "_ref_counts", "_traces", "_written_slots")
 
     def __init__(self, state: EngineState) -> None:
-        self._ref_counts, self._written_slots = _pack(state.ref_counts), _pack(state.written_slots)
+        self._ref_counts, self._written_slots = pack(state.ref_counts), pack(state.written_slots)
+        self._traces = state.traces.packed() if state.traces else None
         self._lengths = [(len(seq.token_ids), len(seq.pieces)) for seq in _sequences(state)]
         self._bare = _copy(state, Column(), Column(), lambda sequence: sequence)
 
-    def restore(self) -> EngineState:
-        """A state of its own for whoever folds on."""
+    def restore(self, *, traced: bool = False) -> EngineState:
+        """A state of its own for whoever folds on; with traces if it had some, or if they are to begin here."""
         lengths = iter(self._lengths)
 
         def cut(sequence: SequenceState) -> SequenceState:
@@ -35,7 +34,12 @@ class Keyframe:
             sequence.pieces = sequence.pieces[:num_pieces]
             return sequence
 
-        return _copy(self._bare, Column.of(self._ref_counts), Column.of(self._written_slots), cut)
+        state = _copy(self._bare, Column.of(self._ref_counts), Column.of(self._written_slots), cut)
+        if self._traces is not None:
+            state.traces = self._traces.restore()
+        elif traced:
+            state.trace()
+        return state
 
     @property
     def epoch(self) -> bytes:
@@ -45,14 +49,8 @@ class Keyframe:
     def num_bytes(self) -> int:
         """Roughly, in memory: block lists and tables; the tokens belong to the batches that brought them."""
         packed = self._ref_counts.nbytes + self._written_slots.nbytes
+        packed += self._traces.num_bytes if self._traces is not None else 0
         return packed + sum(500 + 8 * len(sequence.block_table) for sequence in _sequences(self._bare))
-
-
-def _pack(column: Column) -> NDArray[Any]:
-    """A byte per block where that is enough: it is not with many sequences on one block, or large blocks."""
-    numbers = column.numbers
-    small = not numbers.size or (numbers.min() >= 0 and numbers.max() < 256)
-    return numbers.astype(np.uint8 if small else np.int32)
 
 
 def _sequences(state: EngineState) -> list[SequenceState]:
@@ -73,6 +71,7 @@ def _copy(
         requests={name: _copy_request(request, adapt) for name, request in state.requests.items()},
         finished_order=state.finished_order.copy(),
         counters=msgspec.structs.replace(state.counters),
+        traces=msgspec.UNSET,
     )
 
 

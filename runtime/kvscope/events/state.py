@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from kvscope.events.columns import Column
+from kvscope.events.traces import Traces
 from kvscope.events.types import EngineInfo, Event, SamplingParams
 
 
@@ -114,6 +115,7 @@ class EngineState(msgspec.Struct, kw_only=True):
     host_ref_counts: list[int] = []  # by host block; a fold replaces the list, so that keyframes may share it
     pause_reason: str = ""  # the breakpoint's, while paused at one
     breakpoints: Breakpoints = Breakpoints()
+    traces: Traces | msgspec.UnsetType = msgspec.UNSET  # a viewer's own: what is not set is not on the wire
 
     def sequence(self, sequence_id: str) -> SequenceState:
         """Raises FoldError for a sequence nobody announced."""
@@ -134,6 +136,10 @@ class EngineState(msgspec.Struct, kw_only=True):
             return self.requests[request_id]
         except KeyError:
             raise FoldError(f"unknown request {request_id!r}") from None
+
+    def trace(self) -> None:
+        """Remember from here on what happens to each block."""
+        self.traces = Traces(len(self.ref_counts), self.step)
 
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds and that keep nothing."""

@@ -66,6 +66,7 @@ class View:
         self.status_detail = ""
         self.status_since = time.monotonic()
         self.state = EngineState()
+        self.state.trace()
         self.last_seq: int | None = None
         self.log: deque[LogEntry] = deque(maxlen=MAX_LOG_ENTRIES)
         self.findings: list[Finding] = []
@@ -90,6 +91,7 @@ class View:
             if state.epoch != self.state.epoch:
                 self.log.clear()
                 self.findings.clear()
+            state.trace()
             self.state, self.last_seq = state, seq
             self._auditor = Auditor(state)
             for keeper in self._keepers:
@@ -126,6 +128,8 @@ class View:
     def show_moment(self, state: EngineState, seq: int | None, log: Iterable[LogEntry]) -> None:
         """Show another moment of the past: state and log at once."""
         with self.lock:
+            if not state.traces:
+                state.trace()
             self.state, self.last_seq = state, seq
             self.log.clear()
             self.log.extend(log)

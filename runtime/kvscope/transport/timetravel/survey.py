@@ -102,7 +102,7 @@ class Survey:
 
     def _initial(self) -> EngineState:
         initial = self._track.initial_state
-        return Keyframe(initial if initial is not None else EngineState()).restore()
+        return Keyframe(initial if initial is not None else EngineState()).restore(traced=True)
 
     def _positions(self) -> Iterable[int]:
         """All batches, with a rest now and then; fewer when the survey is closed."""

@@ -51,7 +51,7 @@ class Walker:
 
     def rewind(self) -> None:
         """Show the state before the first batch."""
-        self._show(self._initial.restore(), Place(0), [], 0)
+        self._show(self._initial.restore(traced=True), Place(0), [], 0)
 
     def advance(self, num_events: int | None = None) -> None:
         """Apply the rest of the next batch, or so many of its events, to the state on show.
@@ -123,8 +123,9 @@ class Walker:
         if self._is_whole and not self.place.event and max(nearest[0], stored) < here <= position:
             nearest = here, Keyframe(self._view.state)
         elif nearest[0] < stored and (state := self.keyframes.read_stored(stored)) is not None:
+            state.trace()
             return stored, state
-        return nearest[0], nearest[1].restore()
+        return nearest[0], nearest[1].restore(traced=True)
 
     def _log_to_keep(self, place: Place) -> tuple[list[LogEntry], int, int]:
         """`(entries, where they begin, where they end)`: the part of the log that the new moment has in common."""

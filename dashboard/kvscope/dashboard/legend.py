@@ -1,0 +1,77 @@
+"""The line under the grid: what colours say, how to change that, and what the cells of a zoom mean. Pure."""
+
+from collections.abc import Iterable
+
+from rich.style import Style
+
+from kvscope.dashboard import theme
+from kvscope.dashboard.colouring import SCALES, ColourBy, alphabet
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.grid_layout import GridLayout, Zoom
+from kvscope.dashboard.pool_frame import PoolFrame
+from kvscope.dashboard.strips import Part
+
+
+def legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Glyphs, key: str) -> list[Part]:
+    """`key` changes what the colours say."""
+    parts: list[Part] = [(f"{key} ", theme.BRAND), (f"by {by.value} ", theme.STRONG)]
+    if layout.zoom is Zoom.GROUPS:
+        what = {ColourBy.OWNER: " ", ColourBy.STATE: ": most are", ColourBy.AGE: ": latest"}.get(by, ": highest")
+        parts.append((f"{layout.group} block{'s' if layout.group > 1 else ''}/cell{what} ", theme.SOFT))
+    if by is ColourBy.OWNER:
+        return parts + _owner_legend(layout, glyphs)
+    if by is ColourBy.STATE:
+        return parts + _state_legend(layout, glyphs)
+    return parts + _scale_legend(pool, layout, by, glyphs)
+
+
+def _owner_legend(layout: GridLayout, glyphs: Glyphs) -> list[Part]:
+    if layout.zoom is Zoom.GROUPS:
+        low, high = glyphs.levels[1], glyphs.levels[-1]
+        shared = _samples(zip(high * 3, theme.TINTS[1:], ("some", "half", "most"), strict=True))
+        return [(f"{low} few {high} all held  {glyphs.cached} cached  shared ", theme.SOFT), *shared]
+    states = f"{glyphs.reserved} reserved  {glyphs.free} free  {glyphs.cached} cached"
+    if layout.zoom <= Zoom.SLOTS:
+        return [(f"{glyphs.written} written  {states}  number: refs", theme.SOFT)]
+    return [(f"{glyphs.full} full  {glyphs.partly} partly  {states}  2+ shared", theme.SOFT)]
+
+
+def _state_legend(layout: GridLayout, glyphs: Glyphs) -> list[Part]:
+    by = ColourBy.STATE
+    words = ("full ", "partly ", "reserved ", "cached ", "free ")
+    samples = _samples(zip(reversed(alphabet(by, glyphs)), reversed(SCALES[by]), words, strict=True))
+    if layout.zoom >= Zoom.DENSE:
+        return samples
+    return [*samples, ("number: refs" if layout.zoom <= Zoom.SLOTS else "2+ shared", theme.SOFT)]
+
+
+def _scale_legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Glyphs) -> list[Part]:
+    """Near, a number is exact and its colour says how much; further away one character says it too."""
+    words = _WORDS[by] if by is ColourBy.AGE or layout.zoom <= Zoom.SLOTS else ("",) * len(_WORDS[by])
+    digits = glyphs.written * len(words) if layout.zoom <= Zoom.SLOTS else _DIGITS[by]
+    scale = SCALES[by][::-1] if by is ColourBy.AGE else SCALES[by][1:]
+    notes = [_UNITS[by]] if layout.zoom <= Zoom.SLOTS else []
+    if by is not ColourBy.AGE and layout.zoom > Zoom.SLOTS:
+        notes.append(f"{glyphs.many} ten or more")
+    if by.needs_traces and pool.traces is not None and pool.traces.since_step:
+        notes.append(f"{'? before' if by is ColourBy.AGE else 'since'} step {pool.traces.since_step}")
+    empty = f"{glyphs.cached} cached" if by is ColourBy.REFS else f"{glyphs.reserved} reserved"
+    notes += [empty, f"{glyphs.free} free"]
+    return [*_samples(zip(digits, scale, words, strict=True)), ("  ".join(notes), theme.SOFT)]
+
+
+_DIGITS = {ColourBy.REFS: "1234", ColourBy.AGE: "01234", ColourBy.REUSE: "0123"}
+_WORDS = {
+    ColourBy.REFS: ("1", "2", "3", "4+"),
+    ColourBy.AGE: ("now", "<10", "<100", "<1000", "more steps "),
+    ColourBy.REUSE: ("0", "1", "2", "3+"),
+}
+_UNITS = {ColourBy.REFS: "number: refs", ColourBy.AGE: "number: steps", ColourBy.REUSE: "number: hits"}
+
+
+def _samples(samples: Iterable[tuple[str, Style, str]]) -> list[Part]:
+    """Characters in their colours, each with its words."""
+    found: list[Part] = []
+    for letter, style, words in samples:
+        found += [(letter, style), (f" {words} " if words else " ", theme.SOFT)]
+    return found
