@@ -318,8 +318,8 @@ def check_slots(world: World, block_id: int, tail: str, below: str, glyphs: Glyp
     """The logical number is left out where cells stand close together."""
     holders, lit = world.holders(block_id), world.tables.get(world.selected or "", [])
     logical = f"L{lit.index(block_id)}" if block_id in lit else ""
-    wanted = [word for word in (world.number(block_id), logical) if word]
-    assert tail.split() == wanted or (not has_room and tail.split() == wanted[:1])
+    number = world.number(block_id)
+    assert tail.split() == f"{number} {logical}".split() or (not has_room and tail == number)
     if below and not below.lstrip().startswith(world.letter):
         more = f" +{len(holders) - 1}" if len(holders) > 1 else ""
         whole = f"{holders[0]}{more}"
