@@ -80,6 +80,11 @@ def test_on_one_line_the_rare_marks_take_the_bars_place():
     assert text[drawing.first_cell] == "┃"
 
 
+def test_on_one_line_a_begun_batch_is_told_from_a_whole_one():
+    begun = lines(draw_playback(MOMENT._replace(event=2, num_events=6), USAGE, UNICODE, 80, 0))[0]
+    assert begun.startswith(" ‖  5+2/10 ")
+
+
 def test_on_one_line_a_bookmarks_note_stands_beside_a_shorter_timeline():
     (line,) = draw_playback(MOMENT._replace(note="n" * 99), USAGE, UNICODE, 80, 0).lines
     assert line.text.endswith(f" ⚑ {'n' * 23}… 1× ")
@@ -168,6 +173,8 @@ async def test_walking_in_a_recording(size, ascii_only):
         await until(pilot, lambda: player.position == player.length)
         await pilot.press("left_curly_bracket")
         await until(pilot, lambda: player.position == player.length - max(player.length // 20, 1))
+        await pilot.press("end", "right_curly_bracket")
+        await until(pilot, lambda: "this is the end" in screen_text(app), "no further")
         assert all(cell_len(line) == size[0] for line in screen_text(app).splitlines())
         assert app.query_one(TimelineBar).text().isascii() == ascii_only
 

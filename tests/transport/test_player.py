@@ -110,6 +110,9 @@ def test_from_mid_life(stream) -> None:
         source.player.seek_start()
         assert source.view.state == state_after(stream, 10)
         assert (source.view.last_seq, len(source.view.log)) == (9, 0)
+    index, before = source.player.index, state_after(stream, 10)
+    assert (index.step_at(0), index.time_ns_at(0)) == (before.step, before.time_ns)
+    assert (index.step_at(1), index.time_ns_at(1)) == (stream.batches[10].step, stream.batches[10].time_ns)
     source.close()
 
 

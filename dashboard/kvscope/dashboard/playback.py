@@ -70,16 +70,16 @@ def next_speed(speed: float, step: int) -> float:
 def read_moment(player: Player, note: str = "") -> Moment:
     """The player's place in numbers."""
     (position, event), index = player.place, player.index
-    last = min(position, len(index) - 1) if event else position - 1
+    done = min(position + (event > 0), len(index))
     return Moment(
         playing=player.playing,
         position=position,
         length=player.length,
         event=event,
         num_events=index.num_events(position) if event else 0,
-        step=index.steps[last] if last >= 0 else 0,
+        step=index.step_at(done),
         last_step=index.steps[-1] if len(index) else 0,
-        time_ns=index.times_ns[last] if last >= 0 else 0,
+        time_ns=index.time_ns_at(done),
         end_ns=index.times_ns[-1] if len(index) else 0,
         speed=player.speed,
         note=note,
@@ -163,7 +163,7 @@ def draw_playback(
 def _draw_brief(
     moment: Moment, usage: Usage, glyphs: Glyphs, width: int, fold: Callable[[Usage, int], list[Column]]
 ) -> TimelineDrawing:
-    left: list[Part] = [_state_part(moment, glyphs, brief=True), (f" {_count(moment)} ", theme.STRONG)]
+    left: list[Part] = [_state_part(moment, glyphs, brief=True), (f" {_count(moment, moment.event)} ", theme.STRONG)]
     note = moment.note if len(moment.note) <= NOTE_WIDTH else moment.note[: NOTE_WIDTH - 1] + glyphs.ellipsis
     right: list[Part] = [(f" {glyphs.bookmark} {note}", theme.STRONG)] if note else []
     right.append((f" {moment.speed:g}{glyphs.times} ", theme.STRONG))
@@ -202,8 +202,9 @@ def _state_part(moment: Moment, glyphs: Glyphs, *, brief: bool) -> Part:
     return f" {sign}" if brief else f" {sign} {word}", theme.GOOD if moment.playing else theme.NOTICE
 
 
-def _count(moment: Moment) -> str:
-    return f"{moment.position:>{len(str(moment.length))}}/{moment.length}"
+def _count(moment: Moment, event: int = 0) -> str:
+    begun = f"+{event}" if event else ""
+    return f"{moment.position:>{len(str(moment.length))}}{begun}/{moment.length}"
 
 
 def _labelled(label: str, cells: list[Part], width: int) -> Strip:

@@ -34,25 +34,29 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def parse_moment(text: str) -> Callable[[Player], None]:
-    """What brings a player there; calling it raises CommandError where the recording is over before."""
+    """What brings a player there; calling it raises CommandError where the recording is over, or has not begun."""
     kind, colon, value = text.partition(":")
     if text in ("start", "end"):
         return Player.seek_start if text == "start" else Player.seek_end
     if colon and kind == "time" and (destination := parse_destination(value)) and destination.time_ns is not None:
         time_ns = destination.time_ns
-        return lambda player: _seek(player, player.seek_time, time_ns, player.index.times_ns[-1], "time")
+        return lambda player: _seek(player, player.seek_time, time_ns, player.index.time_ns_at, "time")
     if colon and kind in ("step", "seq") and re.fullmatch(r"\d{1,15}", value, re.ASCII):
         number = int(value)
         if kind == "step":
-            return lambda player: _seek(player, player.seek_step, number, player.index.steps[-1], "step")
-        return lambda player: _seek(player, player.seek_seq, number, player.index.seqs[-1], "seq")
+            return lambda player: _seek(player, player.seek_step, number, player.index.step_at, "step")
+        return lambda player: _seek(player, player.seek_seq, number, player.index.seq_at, "seq")
     raise CommandError(f"--at is {MOMENTS}")
 
 
-def _seek(player: Player, seek: Callable[[int], None], wanted: int, last: int, kind: str) -> None:
-    if wanted > last:
-        end = f"{last / 1e9:.2f}s" if kind == "time" else last
-        raise CommandError(f"the recording ends at {kind}:{end}")
+def _seek(
+    player: Player, seek: Callable[[int], None], wanted: int, number_at: Callable[[int], int | None], kind: str
+) -> None:
+    first, last = number_at(0) or 0, number_at(player.length) or 0
+    if not first <= wanted <= last:
+        verb, bound = ("begins", first) if wanted < first else ("ends", last)
+        shown = f"{bound / 1e9:.9f}s" if kind == "time" else bound  # so that what it says can be asked for
+        raise CommandError(f"the recording {verb} at {kind}:{shown}")
     seek(wanted)
 
 

@@ -86,8 +86,9 @@ class TimeTravelApp(ThemedApp):
 
     def action_jump(self, direction: int) -> None:
         if (player := self._player) is not None:
-            distance = max(player.length // JUMPS, 1)
-            self._travel(player.pause, lambda: player.seek(player.position + direction * distance))
+            distance = direction * max(player.length // JUMPS, 1)
+            missing = self._say_missing("jump" if direction > 0 else "jump_back")
+            self._travel(player.pause, lambda: player.seek(player.position + distance), missing=missing)
 
     def go_to_seq(self, seq: int) -> None:
         """To just after a batch; of a live engine, the view is frozen first."""

@@ -152,10 +152,12 @@ class Player:
     def seek_end(self) -> None:
         self.seek(self.length)
 
-    def seek(self, position: int, event: int = 0) -> None:
+    def seek(self, position: int, event: int = 0) -> bool:
         """Show the state after `position` batches and `event` events of the next: nearest keyframe, then fold."""
         with self._changed:
+            here = self.place
             self._go(Place(position, event))
+            return self.place != here
 
     def seek_step(self, step: int) -> None:
         """To the end of an engine step."""

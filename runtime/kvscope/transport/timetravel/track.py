@@ -110,9 +110,22 @@ class TrackIndex:
             return initial.epoch
         return self._track.batches[0][1].epoch if len(self) else b""
 
+    @cached_property
+    def _before(self) -> EngineState:
+        initial = self._track.initial_state
+        return initial if initial is not None else EngineState()
+
     def seq_at(self, position: int) -> int | None:
         """The number of the last of `position` batches."""
         return self.seqs[position - 1] if position else self._track.initial_seq
+
+    def step_at(self, position: int) -> int:
+        """The engine step of the last of `position` batches; before the first, of the state that precedes it."""
+        return self.steps[position - 1] if position else self._before.step
+
+    def time_ns_at(self, position: int) -> int:
+        """When that was, since the engine's start."""
+        return self.times_ns[position - 1] if position else self._before.time_ns
 
     def after_seq(self, seq: int) -> int:
         """The position after batch number `seq`."""
