@@ -4,7 +4,8 @@ A kernel is compiled per head sizes, query heads per KV head and cache dtype: wi
 the loops over a head in vector registers. It works off tiles (a few query tokens of one sequence and one KV head): all
 query heads of the KV head share each load of K and V (in place as in PagedAttention, SOSP'23).
 Scores of a tile stay in a scratch buffer, so that the softmax is the plain two-pass one. Half-precision blocks are
-widened to float32 once per tile. What lies outside a query's visible positions is not read at all.
+widened to float32 once per tile. What lies outside a query's visible positions is not read at all. Blocks lie anywhere,
+so that no processor guesses the next one: it is asked for while the one before is worked off.
 """
 
 import os
@@ -17,10 +18,13 @@ import numpy as np
 from numba.extending import overload
 from platformdirs import user_cache_path
 
+from kvscope.kernels.numba_prefetch import ask_for
+
 if not os.environ.get("NUMBA_CACHE_DIR"):
     # Not beside the source, which may be shared or read-only.
     numba.config.CACHE_DIR = str(user_cache_path("kvscope") / "numba")
 
+AHEAD_BYTES = 8192  # how far before its use a block is asked for, one KV head's part of each block counted
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered; NaN and infinities keep their meaning
 
 
@@ -65,6 +69,15 @@ def _widened_for(row: Any, buffer: Any) -> Callable[..., Any]:
     return from_float16
 
 
+@numba.njit(inline="always")
+def _add_four(out, weights, at, v, start, size):  # type: ignore[no-untyped-def]
+    """Add four rows of `size` values, times their weights, to `out`, which so is loaded and stored once."""
+    w0, w1, w2, w3 = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
+    rows = v[start : start + 4 * size]
+    for d in range(size):
+        out[d] += w0 * rows[d] + w1 * rows[size + d] + w2 * rows[2 * size + d] + w3 * rows[3 * size + d]
+
+
 @lru_cache(maxsize=64)
 def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
     """The kernel for these sizes; compiled at its first call per cache dtype, and kept on disk.
@@ -80,6 +93,7 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
         query, keys, values, tables, tiles, first, last, strides, scale, window, soft_cap, scores, buffer, output
     ):
         block_size, rows_per_block, rows_per_head = strides
+        distance = max(AHEAD_BYTES // (block_size * head_size * keys.itemsize), 1)
         for tile in range(first, last):
             token, num_queries, position, sequence, head = tiles[tile]
             table = tables[sequence]
@@ -87,12 +101,21 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
             first_head = head * group_size
             start = max(position - window + 1, 0) if window > 0 else 0
             end = position + num_queries
-            for block in range(start // block_size, (end - 1) // block_size + 1):
+            first_block, end_block = start // block_size, (end - 1) // block_size + 1
+            for block in range(first_block, end_block):
                 base = block * block_size
                 k = _widened(keys[np.int64(table[block]) * rows_per_block + head_row], buffer)
+                following = block + distance
+                if following < end_block:
+                    ahead = keys[np.int64(table[following]) * rows_per_block + head_row]
+                else:  # the values are next
+                    following = min(following - end_block + first_block, end_block - 1)
+                    ahead = values[np.int64(table[following]) * rows_per_block + head_row]
                 for j in range(num_queries):
                     seen = max(position + j - window + 1, 0) if window > 0 else 0
                     for t in range(max(seen - base, 0), min(block_size, position + j + 1 - base)):
+                        if j == 0:
+                            ask_for(ahead, t * head_size, (t + 1) * head_size)
                         key = k[t * head_size : (t + 1) * head_size]
                         for g in range(group_size):
                             q = query[token + j, first_head + g]
@@ -119,30 +142,28 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
                     for i in range(len(row)):
                         row[i] *= inverse
                     output[token + j, first_head + g] = np.float32(0)
-            for block in range(start // block_size, (end - 1) // block_size + 1):
+            for block in range(first_block, end_block):
                 base = block * block_size
                 v = _widened(values[np.int64(table[block]) * rows_per_block + head_row], buffer)
+                following = min(block + distance, end_block - 1)
+                ahead = values[np.int64(table[following]) * rows_per_block + head_row]
                 for j in range(num_queries):
                     seen = max(position + j - window + 1, 0) if window > 0 else 0
-                    low, high = max(seen - base, 0), min(block_size, position + j + 1 - base)
-                    for g in range(group_size):
-                        weights = scores[j * group_size + g]
-                        out = output[token + j, first_head + g]
-                        t = low
-                        while t + 4 <= high:
-                            at = base + t - start
-                            w0, w1, w2, w3 = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
-                            v0 = v[t * value_size : (t + 1) * value_size]
-                            v1 = v[(t + 1) * value_size : (t + 2) * value_size]
-                            v2 = v[(t + 2) * value_size : (t + 3) * value_size]
-                            v3 = v[(t + 3) * value_size : (t + 4) * value_size]
-                            for d in range(value_size):
-                                out[d] += w0 * v0[d] + w1 * v1[d] + w2 * v2[d] + w3 * v3[d]
-                            t += 4
-                        while t < high:
-                            weight = weights[base + t - start]
+                    t, high = max(seen - base, 0), min(block_size, position + j + 1 - base)
+                    while t + 4 <= high:
+                        if j == 0:
+                            ask_for(ahead, t * value_size, (t + 4) * value_size)
+                        for g in range(group_size):
+                            row = j * group_size + g
+                            out = output[token + j, first_head + g]
+                            _add_four(out, scores[row], base + t - start, v, t * value_size, value_size)
+                        t += 4
+                    while t < high:
+                        for g in range(group_size):
+                            weight = scores[j * group_size + g, base + t - start]
+                            out = output[token + j, first_head + g]
                             for d in range(value_size):
                                 out[d] += weight * v[t * value_size + d]
-                            t += 1
+                        t += 1
 
     return kernel
