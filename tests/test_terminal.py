@@ -110,7 +110,7 @@ def test_a_typed_prompt_shares_blocks_and_copies_on_write(
     # Two sequences, and a block that both tables point at.
     tmux.wait_for(lambda screen: {"r1.0", "r1.1"} <= requests_on(screen), "two sequences")
     tmux.keys("Escape")
-    tmux.wait_for(lambda screen: "another line" not in screen, "the grid in focus")  # else Esc 3 would be Alt+3
+    tmux.wait_for(lambda screen: "new line" not in screen, "the grid in focus")  # else Esc 3 would be Alt+3
     if (columns, rows) == (80, 24):
         tmux.keys("3")
     tmux.wait_for(lambda screen: re.search(r"P0 .*refs 2 +(= r1\.1|= r1\.0)", screen), "P0 with ref count 2")

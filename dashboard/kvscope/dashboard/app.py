@@ -1,7 +1,7 @@
 """The dashboard: composes the panes, receives frames, and keeps what the user has selected."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -32,14 +32,15 @@ from kvscope.dashboard.pools import Pools, host_title
 from kvscope.dashboard.prompt import PromptBar
 from kvscope.dashboard.prompt_history import PromptHistory
 from kvscope.dashboard.pump import FramePump
+from kvscope.dashboard.replies import ask
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
 from kvscope.dashboard.selection import Shown, latest_block, shown_sequence
 from kvscope.dashboard.table_pane import TablePane
 from kvscope.dashboard.themed import Look
 from kvscope.dashboard.timeline_bar import TimelineBar
 from kvscope.events.text import make_printable
-from kvscope.events.types import SamplingParams
-from kvscope.transport.source import Source
+from kvscope.events.types import RequestRefused, SamplingParams
+from kvscope.transport.source import PendingReply, Source
 
 MEDIUM_HEIGHT, TALL_HEIGHT = 30, 42  # from here on a narrow screen shows the events, and the other lists, for good
 
@@ -86,6 +87,7 @@ class DashboardApp(ActionsApp):
         self._cursor: int | None = None  # a block of the pool, or one of the host pool: never both
         self._host_cursor: int | None = None
         self._colour_by = ColourBy.OWNER
+        self._sent: set[str] = set()  # requests from here
         self._bar_height = 0  # rows of the timeline; with none it shares a line with the player's numbers
         self._front = "requests"  # the pane below the grid in the compact arrangement
 
@@ -122,6 +124,8 @@ class DashboardApp(ActionsApp):
         self.call_after_refresh(self._pump.start)  # the first picture needs to know its room
         self.set_interval(0.5, self.draw_top)
         self.tell_notices()
+        if getattr(self._source, "is_brief", False):
+            self.tell(f"a short recording: {self.key_names['play']} plays it")
         if self._look.prompts is not None:
             self.query_one(PromptBar).input.keep_in(PromptHistory(self._look.prompts))
         if self._script and self._source.control is not None:
@@ -187,11 +191,14 @@ class DashboardApp(ActionsApp):
         requests = base.query_one(RequestsPane)
         self._selected = requests.followed(frame) or self._selected
         requests.show(frame, self._selected, self._holders_of_cursor())
+        self._tell_refused()
         whole = shown is not None and self._selected == shown[0].request_id and len(shown[0].sequences) > 1
         base.query_one(TablePane).show(frame, shown, whole=whole)
         base.query_one(TextPane).show(shown)
         base.query_one(EventsPane).show(frame.log)
         base.query_one(InsightPane).show(frame)
+        if frame.info is not None:
+            base.query_one(PromptBar).max_model_len = frame.info.max_model_len
         self._draw_titles(shown, whole=whole)
 
     def draw_top(self) -> None:
@@ -211,7 +218,7 @@ class DashboardApp(ActionsApp):
         }
         for selector, lines in strips.items():
             base.query_one(selector, StripWidget).show(lines)
-        base.query_one(TimelineBar).draw(self._player, width, self._bar_height, self.note_here())
+        base.query_one(TimelineBar).draw(self._player, frame.seq, width, self._bar_height, self.note_here())
 
     def _draw_titles(self, shown: Shown | None, *, whole: bool) -> None:
         base = self.screen_stack[0]
@@ -408,7 +415,22 @@ class DashboardApp(ActionsApp):
             self.query_one(PromptBar).note(self.no_control)
             return
         options = msgspec.structs.asdict(message.params) | {"stop": list(message.params.stop)}
-        self._ask(lambda: control.submit(message.text, options), "prompt refused")
+        self.run_worker(self._submit(lambda: control.submit(message.text, options)), exit_on_error=False)
+
+    async def _submit(self, call: Callable[[], PendingReply]) -> None:
+        """What is wrong with a prompt is said where it was typed: by the answer, or by the engine's events later."""
+        reply = await ask(call)
+        if not reply.ok:
+            self.query_one(PromptBar).note(f"prompt refused: {reply.error or 'without a reason'}")
+            return
+        self._sent.add(reply.request_id)
+        self._tell_refused()
+
+    def _tell_refused(self) -> None:
+        for entry in self.screen_stack[0].query_one(RequestsPane).refused:
+            if isinstance(entry.event, RequestRefused) and entry.event.request_id in self._sent:
+                self._sent.remove(entry.event.request_id)
+                self.screen_stack[0].query_one(PromptBar).note(f"prompt refused: {entry.event.reason}")
 
     def _next_scripted(self) -> None:
         if self._script:

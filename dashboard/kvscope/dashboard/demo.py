@@ -7,13 +7,14 @@ import importlib
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from kvscope.dashboard.engine_process import EngineProcess
 from kvscope.dashboard.errors import CommandError, ExitCode
 from kvscope.dashboard.glyphs import UNICODE
 from kvscope.dashboard.opening import ScreenFlags, open_dashboard
-from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, require_screen
+from kvscope.dashboard.terminal import exiting_on_signals, has_terminal, keys_unheard, require_screen
 from kvscope.dashboard.viewer import Connected
 from kvscope.events.options import split_prompt
 from kvscope.events.text import counted
@@ -68,10 +69,11 @@ def demo(
         arguments += ["--record", str(record), *(["--force"] if force else [])]
         arguments += ["--record-max-size", str(max_bytes)] if max_bytes is not None else []
     with exiting_on_signals(), EngineProcess(name or f"demo-{os.getpid()}", arguments) as engine:
-        if on_screen:
-            importlib.import_module("kvscope.dashboard.app")  # loads while the engine does
-        _wait_until_ready(engine)
-        source = _connect(engine)
+        with keys_unheard() if on_screen else nullcontext():
+            if on_screen:
+                importlib.import_module("kvscope.dashboard.app")  # loads while the engine does
+            _wait_until_ready(engine)
+            source = _connect(engine)
         try:
             if not on_screen:
                 return _run_headless(source, engine)

@@ -99,6 +99,7 @@ KEYS = (
     Key("y", "copy", "copy", "Copy what the focused pane shows to the clipboard", footer=False),
     Key("R", "record", "record", "Record the engine into a file here, from now on; again ends it", "tap", footer=False),
     Key("s", "save_picture", "svg", "Save an SVG picture of the screen in the current directory"),
+    Key("ctrl+z", "suspend_process", "suspend", "Suspend; the shell's fg comes back", footer=False),
     Key("ctrl+l", "redraw", "redraw", "Redraw the whole screen", footer=False),
     Key("ctrl+q,ctrl+c", "quit", "quit anywhere", "Leave, also while writing", footer=False, priority=True),
 )

@@ -16,6 +16,7 @@ from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
 from kvscope.dashboard.pane import MAX_COPIED_LINES, FollowingPane, LazyPane, StripPane, key_names_of
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
+from kvscope.dashboard.refusals import RecentRefusals, draw_refusal
 from kvscope.dashboard.requests import Rows, draw_request_row, last_preemptions, list_rows, row_facts
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
@@ -54,6 +55,7 @@ class RequestsPane(LazyPane):
         self._rows = Rows(())
         self._preempted: dict[str, LogEntry] = {}
         self._lit: frozenset[str] = frozenset()
+        self._recent, self.refused = RecentRefusals(), list[LogEntry]()  # above the rows
         self._text, self._query, self._order, self._following = "", EVERYTHING, SORTS[0], False
         self._drawn: dict[str, tuple[tuple[object, ...], Strip]] = {}  # by row; what a line was drawn from, and it
 
@@ -70,9 +72,13 @@ class RequestsPane(LazyPane):
         if len(self._drawn) > MAX_DRAWN_ROWS:
             self._drawn.clear()
         self._preempted = last_preemptions(frame) if frame is not None else {}
-        return max(len(self._rows), 1)
+        self.refused = self._recent.look(frame) if frame is not None else []
+        return max(len(self.refused) + len(self._rows), 1)
 
     def draw_line(self, y: int, width: int) -> Strip:
+        if y < len(self.refused):
+            return draw_refusal(self.refused[y], self._glyphs, width)
+        y -= len(self.refused)
         if self._frame is None or y >= len(self._rows):
             changed_by = f"{key_names_of(self)['filter']} changes it"
             hint = f"no request passes the filter: {changed_by}" if self._query != EVERYTHING else self._hint
@@ -127,8 +133,8 @@ class RequestsPane(LazyPane):
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
-        row = offset.y + self.scroll_offset.y if offset is not None else len(self._rows)
-        if row < len(self._rows):
+        row = offset.y + self.scroll_offset.y - len(self.refused) if offset is not None else -1
+        if 0 <= row < len(self._rows):
             self._choose(self._rows[row].key)
 
     def _choose(self, key: str) -> None:
@@ -139,7 +145,7 @@ class RequestsPane(LazyPane):
         self.post_message(self.Chosen(key))
 
     def _scroll_to_selected(self) -> None:
-        for y, row in enumerate(self._rows):
+        for y, row in enumerate(self._rows, len(self.refused)):
             if row.key == self._selected:
                 top, height = self.scroll_offset.y, self.content_height
                 if not top <= y < top + height:

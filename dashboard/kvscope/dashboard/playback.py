@@ -33,6 +33,7 @@ class Moment(NamedTuple):
     speed: float
     note: str = ""  # of the bookmark here
     looked_back: float | None = None  # while a look back is under way: how much of what lies before is done
+    ended: bool = False  # a recording, played to its end
 
 
 class Usage(NamedTuple):
@@ -67,9 +68,13 @@ def next_speed(speed: float, step: int) -> float:
     return SPEEDS[min(max(nearest + step, 0), len(SPEEDS) - 1)]
 
 
-def read_moment(player: Player, note: str = "") -> Moment:
-    """The player's place in numbers."""
-    (position, event), index = player.place, player.index
+def read_moment(player: Player, seq: int | None, note: str = "") -> Moment:
+    """In numbers the place that a picture shows: the player may be a batch further. `seq` is the picture's."""
+    index, place = player.index, player.place
+    shown = place.position if place.event else place.position - 1
+    position, event = place
+    if seq != (index.seqs[shown] if shown >= 0 else index.seq_at(0)):
+        position, event = (index.after_seq(seq) if seq is not None else 0), 0
     done = min(position + (event > 0), len(index))
     return Moment(
         playing=player.playing,
@@ -84,6 +89,7 @@ def read_moment(player: Player, note: str = "") -> Moment:
         speed=player.speed,
         note=note,
         looked_back=player.looked_back,
+        ended=player.ends and not player.playing and position == len(index) > 0,
     )
 
 
@@ -198,6 +204,8 @@ def _draw_numbers(moment: Moment, usage: Usage, peak: int, glyphs: Glyphs, width
 def _state_part(moment: Moment, glyphs: Glyphs, *, brief: bool) -> Part:
     if moment.looked_back is not None:
         return f" looking back {moment.looked_back:.0%}", theme.NOTICE
+    if moment.ended:
+        return f" {glyphs.pause} end" if brief else f" {glyphs.pause} the end", theme.NOTICE
     sign, word = (glyphs.play, "playing") if moment.playing else (glyphs.pause, "paused ")
     return f" {sign}" if brief else f" {sign} {word}", theme.GOOD if moment.playing else theme.NOTICE
 

@@ -3,6 +3,7 @@
 import os.path
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar
 
 import msgspec
@@ -42,11 +43,11 @@ class PromptInput(TextArea):
 
     BINDINGS: ClassVar = [
         Binding("enter", "submit", "send"),
-        Binding("ctrl+j,alt+enter,shift+enter", "newline", "another line"),
+        Binding("ctrl+j,alt+enter,shift+enter", "newline", "new line"),
         Binding("up", "recall(-1)", "earlier prompt", show=False),
         Binding("down", "recall(1)", "later prompt", show=False),
-        Binding("tab", "complete", "complete an option; else the next pane"),
-        Binding("escape", "app.leave_prompt", "to the grid"),
+        Binding("tab", "complete", "complete option"),
+        Binding("escape", "app.leave_prompt", "back"),
     ]
 
     def __init__(self, placeholder: str, submit: Callable[[str], None]) -> None:
@@ -155,6 +156,8 @@ class PromptBar(Vertical):
         super().__init__(id="prompt-bar")
         self._defaults, self._read_only = defaults, read_only
         self._noted = ""  # the line that the note is about
+        self._shown = defaults  # beside the line
+        self.max_model_len: int | None = None  # positions, where it is known
 
     def compose(self) -> ComposeResult:
         yield Static("", id="prompt-note", markup=False)
@@ -182,8 +185,21 @@ class PromptBar(Vertical):
         event.stop()
         if self.input.value != self._noted:  # else the news is older than the note
             self.note(None)
+        self._show_options(self.input.value)
         if self.input.value:
             self.post_message(self.Typed())
+
+    def _show_options(self, line: str) -> None:
+        """The options in force for the line as it stands, but for one that is being written."""
+        for known in (line, line.rstrip().rpartition(" ")[0]):
+            with suppress(OptionError):
+                _, params = split_prompt(known, self._defaults)
+                break
+        else:
+            return
+        if params != self._shown:
+            self._shown = params
+            self.query_one("#prompt-defaults", Static).update(Content(describe_params(params)))
 
     def submit(self, line: str, *, is_typed: bool = True) -> None:
         """Check the line; a good one is posted as `Submitted`, a bad one is explained and its word selected."""
@@ -200,7 +216,13 @@ class PromptBar(Vertical):
             self.input.remember(line)
         with self.prevent(TextArea.Changed):
             self.input.value = ""
-        self.note(None)
+        self._show_options("")
+        longest = self.max_model_len
+        self.note(
+            f"max_tokens={params.max_tokens}: the model's length ends it at {longest} positions, prompt included"
+            if longest is not None and params.max_tokens >= longest
+            else None
+        )
         self.post_message(self.Submitted(line, text, params))
 
 

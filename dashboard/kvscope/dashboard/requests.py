@@ -213,7 +213,9 @@ def _sequence_words(
         facts.append(f"score {sequence.score:.2f}")
     parts: list[Part] = [(f"  {sequence.sequence_id} ", style), (" ".join(facts), style)]
     if sequence.finish_reason is not None:
-        parts.append((f" {glyphs.tick} {sequence.finish_reason}", style))
+        is_cut = sequence.finish_reason == "length" and sequence.num_generated < request.params.max_tokens
+        by_model = f" of the model: {frame.info.max_model_len}" if is_cut and frame.info is not None else ""
+        parts.append((f" {glyphs.tick} {sequence.finish_reason}{by_model}", style))
     room = width - 1 - measure(parts) - 2
     if room >= 6 and sequence.text:
         text_style = theme.FAINT if request.status == "finished" else theme.TEXT

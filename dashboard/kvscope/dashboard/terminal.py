@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,6 +25,23 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def has_terminal() -> bool:
     """Whether somebody can both see the dashboard and press keys."""
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+@contextmanager
+def keys_unheard() -> Iterator[None]:
+    """Within the block keys are not echoed, and what was typed is dropped at its end: nobody could see what it did."""
+    fd = sys.stdin.fileno() if sys.stdin.isatty() else None
+    if fd is None:
+        yield
+        return
+    before = termios.tcgetattr(fd)
+    quiet = [*before]
+    quiet[3] = before[3] & ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(fd, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSAFLUSH, before)
 
 
 def require_terminal(command: str, instead: str) -> None:

@@ -119,6 +119,10 @@ class TimeTravelApp(ThemedApp):
             position = message.position
             self._travel(player.pause, lambda: player.seek(position))
 
+    def on_timeline_bar_ended(self) -> None:
+        keys = self.key_names
+        self.notify(f"the end: {keys['play']} plays it again, {keys['back']} steps back", markup=False)
+
     def action_speed(self, step: int) -> None:
         if (player := self._player) is not None:
             self._travel(lambda: setattr(player, "speed", next_speed(player.speed, step)))

@@ -22,21 +22,28 @@ class TimelineBar(StripWidget):
         def can_replace(self, message: Message) -> bool:
             return isinstance(message, TimelineBar.Pointed)
 
+    class Ended(Message):
+        """The end of a recording has been reached."""
+
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._glyphs, self._fold = glyphs, Folder()
         self._drawing = TimelineDrawing([], 0, 0)
         self._length = 0
         self._pointed: int | None = None
+        self._has_ended: bool | None = None  # None: not drawn yet
 
-    def draw(self, player: Player | None, width: int, bar_height: int, note: str = "") -> None:
+    def draw(self, player: Player | None, seq: int | None, width: int, bar_height: int, note: str = "") -> None:
+        """`seq` is of the batch that the panes show last."""
         if player is None:
             self.show([])
             return
         self._length = player.length
-        self._drawing = draw_playback(
-            read_moment(player, note), read_usage(player), self._glyphs, width, bar_height, fold=self._fold
-        )
+        moment = read_moment(player, seq, note)
+        if moment.ended and self._has_ended is False:
+            self.post_message(self.Ended())
+        self._has_ended = moment.ended
+        self._drawing = draw_playback(moment, read_usage(player), self._glyphs, width, bar_height, fold=self._fold)
         self.show(self._drawing.lines)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:

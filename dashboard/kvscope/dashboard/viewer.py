@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvscope.transport.client import EngineClient
 
 CONNECT_TIMEOUT_S = 2.0
+BRIEF_S = 10.0  # a recording that is over before one has looked around waits at its start
 SSH_CONNECT_TIMEOUT_S = 10.0  # the far end may be far
 
 
@@ -83,7 +84,7 @@ def replay(files: Sequence[Path], flags: ScreenFlags) -> int:
 
     require_terminal("replay", "one screen without a terminal is: kvscope export FILE --at end")
     track = open_files(files)
-    return open_dashboard(ReplaySource(track), files[0].name, flags)
+    return open_dashboard(ReplaySource(track, min_play_s=BRIEF_S), files[0].name, flags)
 
 
 def engine_lines() -> list[str]:

@@ -57,6 +57,11 @@ class Player:
         return self._is_playing
 
     @property
+    def ends(self) -> bool:
+        """Whether there is an end: that of a recording. The past of an engine goes on into what it does now."""
+        return self._status is not Status.HISTORY
+
+    @property
     def speed(self) -> float:
         return self._clock.speed
 
@@ -178,13 +183,13 @@ class Player:
 
     # --- life ----------------------------------------------------------------------------------------------------
 
-    def start(self, *, at_end: bool = False) -> None:
-        """Begin at the start, playing; or at the end, paused."""
+    def start(self, *, at_end: bool = False, playing: bool = True) -> None:
+        """Begin at the start, playing unless told; or at the end, paused."""
         self.rewind()
         if at_end:
             self.seek_end()
         self.stand()
-        if not at_end:
+        if not at_end and playing:
             self.play()
 
     def rewind(self) -> None:
@@ -322,14 +327,17 @@ class ReplaySource:
 
     control: Control | None = None
 
-    def __init__(self, track: Track, *, status: Status = Status.REPLAY) -> None:
+    def __init__(self, track: Track, *, status: Status = Status.REPLAY, min_play_s: float = 0.0) -> None:
+        """A recording of less than `min_play_s` stands at its start: played, it would be over before one looks."""
         self.view = View()
         self.bookmarks: Sequence[Bookmark] = getattr(track, "bookmarks", ())
         self._at_end = status is Status.HISTORY
         self.player = Player(track, self.view, status=status)
+        times_ns = self.player.index.times_ns
+        self.is_brief = bool(len(times_ns)) and times_ns[-1] - times_ns[0] < min_play_s * 1e9
 
     def start(self) -> None:
-        self.player.start(at_end=self._at_end)
+        self.player.start(at_end=self._at_end, playing=not self.is_brief)
 
     def close(self) -> None:
         """End the player's threads. Idempotent."""
