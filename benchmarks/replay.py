@@ -33,6 +33,7 @@ import msgpack
 from kvscope.engine.simulation import command
 from kvscope.events import types as ev
 from kvscope.events.codec import encode_batch, encode_state
+from kvscope.events.finder import Finder
 from kvscope.events.state import EngineState
 from kvscope.transport.recording import Player, ReplaySource, open_recording
 from kvscope.transport.timetravel.clock import MAX_SPEED
@@ -170,8 +171,9 @@ def fold(player: Player, stop: int, clock: Callable[[], float]) -> None:
 
 def fold_all(player: Player, stop: int) -> None:
     state = EngineState()
+    finder = Finder(state)
     for position in range(stop):
-        state = player.index.fold(state, position)
+        state = player.index.fold(state, position, finder)
 
 
 def digest(state: EngineState) -> bytes:

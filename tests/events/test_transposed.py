@@ -122,7 +122,9 @@ PAUSED = "engine_paused"
         "as one before the first": parts(b"\x00\x00", [[PAUSED, ["reason", "b"], [[1, "x", 2], [2, -1]]]]),
         "lists in lists in lists": parts(b"\x00", [[PAUSED, ["reason"], [[3, [3, [3, [0, [1]]]]]]]]),
         "a sum of texts": parts(b"\x00", [[PAUSED, ["reason", "b"], [[1, "x", 1], [4, 0, 1]]]]),
-        "steps of texts": parts(b"\x00", [[PAUSED, ["reason"], [[5, ["x"]]]]]),
+        "steps of texts": parts(b"\x00", [[PAUSED, ["reason"], [[5, "U", b"xxxx"]]]]),
+        "half a number": parts(b"\x00", [[PAUSED, ["reason"], [[5, "h", b"x"]]]]),
+        "numbers of two types": parts(b"\x00", [[PAUSED, ["reason"], [[5, "bh", b"x"]]]]),
         "no such code": parts(b"\x00", [[PAUSED, ["reason"], [[9, 1]]]]),
         "names without columns": parts(b"\x00", [[PAUSED, ["reason"], []]]),
         "no name": parts(b"\x00", [[PAUSED, [], []]]),
@@ -157,7 +159,7 @@ def test_a_column_says_it_shortly() -> None:
     data = transpose(wire(events))
     assert data is not None
     [_, _, _, _, _, [[_, _, [_, start, stop]], [_, _, tokens]], rest] = msgpack.unpackb(data)
-    assert start == [5, [7 * i - 5 for i in range(100)]]
+    assert start == [5, "h", b"".join((7 * i - 5).to_bytes(2, "little", signed=True) for i in range(100))]
     assert stop == [4, 1, 1]
     assert tokens == [[2, 0], [3, [1, 3, 100]], [3, [1, "a", 100]], [1, "a", 100], [1, None, 100]]
     assert rest == []

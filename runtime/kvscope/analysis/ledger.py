@@ -115,7 +115,7 @@ class Bookkeeper:
         num_full = sequence.num_written // block_size
         if len(keys) < num_full:
             keys = list(keys)
-            tokens = request.prompt_token_ids + sequence.token_ids
+            tokens = [*request.prompt_token_ids, *sequence.token_ids]
             for logical in range(len(keys), num_full):
                 before: object = keys[-1] if keys else request.params.cache_salt
                 here = tuple(tokens[logical * block_size : (logical + 1) * block_size])

@@ -105,7 +105,7 @@ class RequestLog(Observer):
 
     def _open_record(self, request: RequestState, now_ns: int) -> None:
         record = RequestRecord(
-            request.request_id, request.prompt_token_ids, request.params, submitted_ns=request.submitted_ns
+            request.request_id, list(request.prompt_token_ids), request.params, submitted_ns=request.submitted_ns
         )
         if request.status != "running":
             record.waiting_since = (now_ns, request.waiting.kind if request.waiting is not None else QUEUED)

@@ -2,69 +2,115 @@
 
 For recordings, which hold hundreds of them. Unlike a snapshot on the wire, nobody else has to understand it:
 
-    [beyond, written_slots, tables, lengths, state]
+    [beyond, written_slots, tables, lengths, prompts, state]
 
     beyond   by block: its ref count beyond the entries of tables that point at it, almost always nothing
     tables   all block tables behind each other, of `lengths` blocks, each block by how much more than the one before
+    prompts  of each request: its tokens' ids, its text, and how many characters of it each token is
     state    without any of that
 
-A list of numbers is `[typecode, bytes]`, with as few bytes for each as the largest needs.
+A list of numbers is `[typecode, bytes]`, with as few bytes for each as the largest needs. Most of a state are tokens of
+prompts: they are made when somebody looks at one.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate, chain, islice, pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.events.codec import DecodeError, check_shape
-from kvscope.events.columns import Column, column_from_list, column_to_list
+from kvscope.events.column_codes import pack_numbers, unpack_numbers
+from kvscope.events.columns import Column, LazyList, column_from_list, column_to_list
 from kvscope.events.state import EngineState, RequestState, SequenceState
 from kvscope.events.text import make_printable, printable_strings
 from kvscope.events.types import Count
 
-_TYPECODES = "bhiq"  # numpy's, by size
 _Packed = tuple[str, bytes]
-_Parts = tuple[_Packed, _Packed, _Packed, list[Count], EngineState]
+
+
+class _Prompt(NamedTuple):
+    token_ids: _Packed
+    text: str  # of all pieces
+    lengths: _Packed  # of the pieces, in characters
+
+
+_Parts = tuple[_Packed, _Packed, _Packed, list[Count], list[_Prompt], EngineState]
 _decoder = msgspec.msgpack.Decoder(_Parts, dec_hook=column_from_list)
 
 
+class CheckpointEncoder:
+    """Encodes the states of an engine one after the other: prompts, which never change, are packed once."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, tuple[RequestState, _Prompt]] = {}
+
+    def encode(self, state: EngineState) -> bytes:
+        sequences = _sequences(state)
+        tables = np.fromiter(chain.from_iterable(sequence.block_table for sequence in sequences), np.int64)
+        beyond = state.ref_counts.numbers - np.bincount(tables, minlength=len(state.ref_counts))
+        columns = map(pack_numbers, (beyond, state.written_slots.numbers, np.diff(tables, prepend=0)))
+        lengths = [len(sequence.block_table) for sequence in sequences]
+        self._prompts = {name: self._pack(name, request) for name, request in state.requests.items()}
+        prompts = [prompt for _, prompt in self._prompts.values()]
+        return msgspec.msgpack.encode((*columns, lengths, prompts, _bare(state)), enc_hook=column_to_list)
+
+    def _pack(self, name: str, request: RequestState) -> tuple[RequestState, _Prompt]:
+        known = self._prompts.get(name)
+        token_ids, pieces = request.prompt_token_ids, request.prompt_pieces
+        if known is not None and known[0].prompt_token_ids is token_ids and known[0].prompt_pieces is pieces:
+            return known
+        lengths = pack_numbers(np.fromiter(map(len, pieces), np.int64))
+        return request, _Prompt(pack_numbers(np.array(token_ids, np.int64)), "".join(pieces), lengths)
+
+
 def encode_checkpoint(state: EngineState) -> bytes:
-    sequences = _sequences(state)
-    tables = np.fromiter(chain.from_iterable(sequence.block_table for sequence in sequences), np.int64)
-    beyond = state.ref_counts.numbers - np.bincount(tables, minlength=len(state.ref_counts))
-    columns = _pack(beyond), _pack(state.written_slots.numbers), _pack(np.diff(tables, prepend=0))
-    lengths = [len(sequence.block_table) for sequence in sequences]
-    return msgspec.msgpack.encode((*columns, lengths, _without_blocks(state)), enc_hook=column_to_list)
+    """Raises OverflowError: a number of the state does not fit into 64 bits."""
+    return CheckpointEncoder().encode(state)
 
 
 def decode_checkpoint(data: bytes) -> EngineState:
     """The state, its text made printable. Raises DecodeError for anything else."""
     try:
-        beyond, written_slots, tables, lengths, state = _decoder.decode(data)
-        _add_blocks(state, _unpack(beyond), np.cumsum(_unpack(tables)), lengths)
-        state.written_slots = Column.of(_unpack(written_slots))
+        beyond, written_slots, tables, lengths, prompts, state = _decoder.decode(data)
+        _add_blocks(state, unpack_numbers(*beyond), np.cumsum(unpack_numbers(*tables)), lengths)
+        state.written_slots = Column.of(unpack_numbers(*written_slots))
+        for request, prompt in zip(state.requests.values(), prompts, strict=True):
+            _add_prompt(request, prompt)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise DecodeError(f"not a checkpoint: {make_printable(str(error))}") from None
     check_shape(state)
-    return state if _is_printable(state) else _printable(state)
+    return state if _is_printable(state, prompts) else _printable(state)
 
 
 def _sequences(state: EngineState) -> list[SequenceState]:
     return [sequence for request in state.requests.values() for sequence in request.sequences]
 
 
-def _without_blocks(state: EngineState) -> EngineState:
-    requests = {name: _without_tables(request) for name, request in state.requests.items()}
+def _bare(state: EngineState) -> EngineState:
+    """Without blocks and prompts."""
+    requests = {name: _bare_request(request) for name, request in state.requests.items()}
     bare = {"ref_counts": Column(), "written_slots": Column(), "traces": msgspec.UNSET}
     return msgspec.structs.replace(state, requests=requests, **bare)
 
 
-def _without_tables(request: RequestState) -> RequestState:
+def _bare_request(request: RequestState) -> RequestState:
     sequences = [msgspec.structs.replace(sequence, block_table=[]) for sequence in request.sequences]
-    return msgspec.structs.replace(request, sequences=sequences)
+    return msgspec.structs.replace(request, prompt_token_ids=[], prompt_pieces=[], sequences=sequences)
+
+
+def _add_prompt(request: RequestState, prompt: _Prompt) -> None:
+    """Raises ValueError."""
+    token_ids, lengths = unpack_numbers(*prompt.token_ids), unpack_numbers(*prompt.lengths)
+    request.prompt_token_ids = LazyList(len(token_ids), token_ids.tolist)
+    request.prompt_pieces = LazyList(len(lengths), partial(_cut, prompt.text, lengths))
+
+
+def _cut(text: str, lengths: NDArray[np.int64]) -> list[str]:
+    return [text[start:stop] for start, stop in pairwise(accumulate(lengths.tolist(), initial=0))]
 
 
 def _add_blocks(state: EngineState, beyond: NDArray[Any], tables: NDArray[Any], lengths: list[int]) -> None:
@@ -79,21 +125,8 @@ def _add_blocks(state: EngineState, beyond: NDArray[Any], tables: NDArray[Any], 
         sequence.block_table = list(islice(blocks, length))
 
 
-def _pack(numbers: NDArray[Any]) -> _Packed:
-    low, high = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
-    code = next(code for code in _TYPECODES if np.iinfo(code).min <= low <= high <= np.iinfo(code).max)
-    return code, numbers.astype(code).tobytes()
-
-
-def _unpack(packed: _Packed) -> NDArray[Any]:
-    code, data = packed
-    if len(code) != 1 or code not in _TYPECODES:
-        raise ValueError("unknown typecode")
-    return np.frombuffer(data, code).astype(np.int64)
-
-
-def _is_printable(state: EngineState) -> bool:
-    """Whether no text needs a change, found quickly: most of it are pieces of prompts and of generated text.
+def _is_printable(state: EngineState, prompts: list[_Prompt]) -> bool:
+    """Whether no text needs a change, found quickly: most of it are prompts and generated text.
 
     The rest is looked at as JSON, in which what is not plain is escaped or not ASCII.
     """
@@ -101,15 +134,16 @@ def _is_printable(state: EngineState) -> bool:
     bare = msgspec.structs.replace(state, requests=requests, ref_counts=Column(), written_slots=Column())
     rest = msgspec.json.encode(bare, enc_hook=column_to_list)
     is_plain = rest.isascii() and b"\\" not in rest and b"\x7f" not in rest
-    return is_plain and _is_plain("".join(chain.from_iterable(map(_texts, state.requests.values()))))
+    return is_plain and _is_plain("".join([*(prompt.text for prompt in prompts), *map(_text, state.requests.values())]))
 
 
-def _texts(request: RequestState) -> Iterator[str]:
-    return chain((request.prompt,), request.prompt_pieces, *((seq.text, *seq.pieces) for seq in request.sequences))
+def _text(request: RequestState) -> str:
+    """But for the pieces of the prompt."""
+    return "".join([request.prompt, *("".join([seq.text, *seq.pieces]) for seq in request.sequences)])
 
 
 def _without_text(request: RequestState) -> RequestState:
-    """Without what `_texts` has, and without what has none."""
+    """Without what `_text` has, and without what has none."""
     sequences = [
         msgspec.structs.replace(sequence, text="", pieces=[], token_ids=[], block_table=[])
         for sequence in request.sequences

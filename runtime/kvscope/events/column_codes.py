@@ -7,7 +7,8 @@ A column is one of
     [2, number]         as column `number` of this batch; columns are counted as they end
     [3, column]         lists of one element each: these elements
     [4, number, plus]   whole numbers, each by `plus` more than in that column
-    [5, values]         whole numbers, each by the engine's step more than here
+    [5, type, bytes]    whole numbers as they lie in memory, of numpy's type b, h, i or q; each by the engine's step
+                        more than here
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,13 @@ from enum import IntEnum
 from typing import Any, get_args, get_origin
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 MAX_REPEATED_CHARACTERS = 1 << 20  # of text that a batch says once and means many times
 _CONSTANTS = (str, int, bool, type(None))  # not float: -0.0 equals 0.0
+_TYPECODES = "bhiq"  # numpy's, by size
+_MAX_PACKED_NUMBER = 1 << 62
 _CONSTANT_KINDS = frozenset(_CONSTANTS)
 
 
@@ -46,13 +51,32 @@ class Singles(Sequence[list[Any]]):
         return len(self.elements)
 
     def __getitem__(self, place: Any) -> Any:
-        return [[element] for element in self.elements[place]] if isinstance(place, slice) else [self.elements[place]]
+        return Singles(self.elements[place]) if isinstance(place, slice) else [self.elements[place]]
 
     def __iter__(self) -> Iterator[list[Any]]:
         return ([element] for element in self.elements)
 
 
-Values = list[Any] | Singles  # of one field
+Values = list[Any] | Singles | NDArray[np.int64]  # of one field
+
+
+def pack_numbers(numbers: NDArray[Any]) -> tuple[str, bytes]:
+    """With as few bytes for each as the largest needs."""
+    low, high = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
+    code = next(code for code in _TYPECODES if np.iinfo(code).min <= low <= high <= np.iinfo(code).max)
+    return code, numbers.astype(code).tobytes()
+
+
+def unpack_numbers(code: str, data: bytes) -> NDArray[np.int64]:
+    """Raises ValueError."""
+    if len(code) != 1 or code not in _TYPECODES:
+        raise ValueError("unknown type of numbers")
+    return np.frombuffer(data, code).astype(np.int64)
+
+
+def as_list(values: Values) -> list[Any] | Singles:
+    """With Python's own numbers."""
+    return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 class ColumnWriter:
@@ -72,8 +96,9 @@ class ColumnWriter:
         kinds = set(map(type, values))
         written = self._write(values, kinds, is_sum=is_sum)
         self._known.append((kinds, values))
-        if is_stepping and kinds == {int} and written[0] == Code.VALUES:
-            return [Code.STEPPING, [value - self._step for value in values]]
+        are_numbers = kinds == {int} and written[0] == Code.VALUES
+        if is_stepping and are_numbers and max(map(abs, values)) <= _MAX_PACKED_NUMBER:
+            return [Code.STEPPING, *pack_numbers(np.array(values, np.int64) - self._step)]
         return written
 
     def _write(self, values: list[Any], kinds: set[type], *, is_sum: bool) -> list[Any]:
@@ -111,13 +136,13 @@ class ColumnReader:
             case [Code.ALL, str() | int() | None as value, int(length)] if length == count:
                 values = self._repeated(self._clean([value]), count)
             case [Code.SAME, int(number)] if 0 <= number < len(self._known):
-                values = self._repeated(self._known[number])
+                values = self._again(self._known[number])
             case [Code.SINGLES, inner] if not is_inner:
-                values = Singles(list(self.read(inner, count, is_inner=True)))
+                values = Singles(list(as_list(self.read(inner, count, is_inner=True))))
             case [Code.PLUS, int(number), int(plus)] if 0 <= number < len(self._known):
                 values = self._add(self._known[number], plus)
-            case [Code.STEPPING, list(found)]:
-                values = self._add(found, self._step)
+            case [Code.STEPPING, str(code), bytes(data)]:
+                values = unpack_numbers(code, data) + self._step
             case _:
                 raise ColumnError("not a column")
         if len(values) != count:
@@ -136,7 +161,7 @@ class ColumnReader:
             found = self._validated[key] = _validate(values, field_type)
         return found
 
-    def _repeated(self, values: Values, times: int = 1) -> Values:
+    def _repeated(self, values: list[Any] | Singles, times: int = 1) -> Values:
         """A kilobyte of file must not become a gigabyte of state."""
         kinds = set(map(type, values))
         if not kinds <= _CONSTANT_KINDS:
@@ -146,15 +171,25 @@ class ColumnReader:
             raise ColumnError("more text than a batch may hold")
         return values if times == 1 else list(values) * times
 
+    def _again(self, values: Values) -> Values:
+        return values if isinstance(values, np.ndarray) else self._repeated(values)
+
     @staticmethod
-    def _add(others: Sequence[Any], plus: int) -> list[int]:
+    def _add(others: Values, plus: int) -> Values:
+        if isinstance(others, np.ndarray):
+            moved: NDArray[np.int64] = np.add(others, plus)
+            return moved
+        summands: Sequence[Any] = others
         try:
-            return [other + plus for other in others]
+            return [other + plus for other in summands]
         except TypeError:
             raise ColumnError("only numbers can be added") from None
 
 
 def _validate(values: Values, field_type: Any) -> Values:
+    if isinstance(values, np.ndarray):
+        msgspec.convert([int(values.min()), int(values.max())], list[field_type])  # and so are all between
+        return values
     if not isinstance(values, Singles):
         return msgspec.convert(values, list[field_type])
     if get_origin(field_type) is not list:

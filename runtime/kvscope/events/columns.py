@@ -1,12 +1,15 @@
 """One whole number per block, side by side in memory: what the state keeps of a pool."""
 
 from array import array
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     _Integers = array[int]
@@ -73,10 +76,41 @@ class Column(_Integers):
         return Column, (self.tolist(),)
 
 
-def column_to_list(value: Any) -> list[int]:
+class LazyList(Sequence[T]):
+    """A list that is made when somebody looks into it; of a few hundred prompts, most are never looked at."""
+
+    def __init__(self, length: int, make: Callable[[], list[T]]) -> None:
+        self._length, self._make = length, make
+
+    @cached_property
+    def _items(self) -> list[T]:
+        return self._make()
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[T]: ...
+    def __getitem__(self, place: int | slice) -> T | list[T]:
+        return self._items[place]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return self._items == (other._items if isinstance(other, LazyList) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def column_to_list(value: Any) -> list[Any]:
     """The wire form (msgspec's `enc_hook`)."""
     if isinstance(value, Column):
         return value.tolist()
+    if isinstance(value, LazyList):
+        return list(value)
     raise NotImplementedError(f"{type(value).__name__} has no wire form")
 
 

@@ -1,5 +1,6 @@
 """What a viewer knows of an engine at one moment: plain records, made by a fold over events (`fold`)."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
@@ -55,8 +56,8 @@ class RequestState(msgspec.Struct, kw_only=True):
 
     request_id: str
     prompt: str
-    prompt_token_ids: list[int]
-    prompt_pieces: list[str]
+    prompt_token_ids: Sequence[int]
+    prompt_pieces: Sequence[str]
     params: SamplingParams
     sequences: list[SequenceState]
     status: str = "waiting"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvscope.events.codec import EVENT_CLASSES, MAX_EVENTS_PER_BATCH, DecodeError, convert_event
-from kvscope.events.column_codes import ColumnError, ColumnReader, ColumnWriter, Values
+from kvscope.events.column_codes import ColumnError, ColumnReader, ColumnWriter, Values, as_list
 from kvscope.events.fast_decode import AnyPlain, printable_events
 from kvscope.events.state import FullState
 from kvscope.events.text import make_printable, printable_strings
@@ -73,13 +73,18 @@ class EventColumns:
     def __init__(self, kind: type[Event], fields: dict[str, Values], count: int) -> None:
         self.kind, self.fields, self.count = kind, fields, count
 
+    def event(self, place: int) -> Event:
+        """One of them as an object."""
+        return self.kind(**{name: as_list(values[place : place + 1])[0] for name, values in self.fields.items()})
+
     @cached_property
     def events(self) -> list[Event]:
         """The same as objects."""
         if not self.fields:
             return [self.kind() for _ in range(self.count)]
         kind, names = self.kind, tuple(self.fields)
-        return [kind(**dict(zip(names, row, strict=True))) for row in zip(*self.fields.values(), strict=True)]
+        columns = map(as_list, self.fields.values())
+        return [kind(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
 
 
 class Transposed:
@@ -183,7 +188,7 @@ def _read_group(reader: ColumnReader, group: _Group, count: int) -> _Read:
 
 
 def _one_by_one(event_class: type[Event], fields: dict[str, Values], count: int) -> _Read:
-    kind = event_class.__struct_config__.tag
+    kind, fields = event_class.__struct_config__.tag, {name: as_list(values) for name, values in fields.items()}
     events = [convert_event({"type": kind, **{name: fields[name][place] for name in fields}}) for place in range(count)]
     whole = [event for event in events if event is not None]
     names = [field.name for field in msgspec.structs.fields(event_class)]

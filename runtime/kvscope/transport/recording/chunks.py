@@ -88,12 +88,13 @@ class Chunks:
         if topic != PACKED_CHANNEL:
             return Kept(None if topic == KEYFRAME_CHANNEL else Form.WIRE, message)
         place = parse_batch(message).place
-        frame, batches = self._frames.pop(position - place, (Frame(), []))
-        for following in range(position - place + len(batches), position + 1):
+        first = position - place
+        frame, batches = self._frames.pop(first) if first in self._frames else (Frame(), list[Kept]())
+        for following in range(first + len(batches), position + 1):
             topic, message = self._message(following)
             packed = parse_batch(message)
             batches.append(Kept(packed.form, frame.unpack(packed)))
-        self._frames[position - place] = frame, batches  # only now: a frame that fails cannot go on
+        self._frames[first] = frame, batches  # only now: a frame that fails cannot go on
         if len(self._frames) > CACHED_FRAMES:
             self._frames.popitem(last=False)
         return batches[place]

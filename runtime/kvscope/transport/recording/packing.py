@@ -17,7 +17,7 @@ from kvscope.transport.recording.format import RecordingError
 
 FRAME_BYTES = 1 << 18  # of batches, before a new frame begins; the window is as large
 MAX_PACKED_BYTES = MAX_TRANSPOSED_BYTES  # of one batch; larger ones stay as they are
-_LEVEL, _WINDOW_LOG = 6, 18
+_LEVEL, _WINDOW_LOG = 7, 18
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(_LEVEL, window_log=_WINDOW_LOG, write_content_size=0)
 
 

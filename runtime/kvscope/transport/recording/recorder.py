@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from mcap.writer import CompressionType, Writer
 
-from kvscope.events.checkpoint import encode_checkpoint
+from kvscope.events.checkpoint import CheckpointEncoder
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.notable import most_notable
 from kvscope.events.state import EngineState
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 FLUSH_INTERVAL_S = 0.05
 MAX_QUEUED_BYTES = 256 << 20
 NO_LIMIT = 1 << 62
-CHECKPOINT_EVENTS = 1 << 14  # at least so many between two, and no fewer bytes than a checkpoint has
+CHECKPOINT_EVENTS = 1 << 15  # at least so many between two, and no fewer bytes than a checkpoint has
 _NOT_A_FILE = "cannot write {}: not a file; a recording is read from its end, so that it cannot go through a pipe"
 
 
@@ -76,7 +76,8 @@ class Recorder:
         self._num_queued_bytes = self._num_file_bytes = 0
         self._events_since = self._bytes_since = self._num_blocks = 0
         self._columns: BatchColumns | None = BatchColumns()  # None: a batch came without what an index needs
-        self._packer, self._checkpoint_packer = BatchPacker(), DeltaPacker()
+        self._packer = BatchPacker()
+        self._checkpoint_encoder, self._checkpoint_packer = CheckpointEncoder(), DeltaPacker()
         self._num_batches = self._num_chunks = self._chunk_bytes = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="kvscope-recorder", daemon=True)
@@ -222,7 +223,7 @@ class Recorder:
         if message.checkpoint is not None and self._columns is not None:
             self._columns.checkpoints.append(self._num_batches)
             self._columns.checkpoint_chunks.append(self._num_chunks)
-            raw = encode_checkpoint(message.checkpoint.restore())
+            raw = self._checkpoint_encoder.encode(message.checkpoint.restore())
             self._add(writer, channels[CHECKPOINT_CHANNEL], message, self._checkpoint_packer.pack(message.seq, raw))
         if self._chunk_bytes >= CHUNK_BYTES:
             self._end_chunk(writer)

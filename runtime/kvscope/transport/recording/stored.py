@@ -13,8 +13,8 @@ from typing import Protocol, overload
 
 from kvscope.events.checkpoint import decode_checkpoint
 from kvscope.events.codec import decode_state
-from kvscope.events.fold import apply_batch
-from kvscope.events.fold_transposed import apply_transposed
+from kvscope.events.finder import Finder
+from kvscope.events.fold_transposed import apply_transposed, apply_watched
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.transposed import read_transposed
 from kvscope.events.types import Batch
@@ -75,7 +75,7 @@ class StoredRecording:
                     self._decoded.popitem(last=False)
             return seq, found
 
-    def fold(self, state: EngineState, position: int) -> EngineState:
+    def fold(self, state: EngineState, position: int, finder: Finder) -> EngineState:
         """The state after the batch after `position` others, without an object for every event where that is spared.
 
         Raises:
@@ -84,10 +84,10 @@ class StoredRecording:
         with self._lock:
             kept = self._chunks.batch(position)
         if kept.form != Form.TRANSPOSED:
-            return apply_batch(state, receivable(self.batch(position)[1]))
+            return apply_watched(state, receivable(self.batch(position)[1]), finder)
         batch = read_transposed(kept.data, printable=True)
         self._refusals.add(position, batch.num_refused_events)
-        return apply_transposed(state, batch)
+        return apply_transposed(state, batch, finder)
 
     def checkpoint(self, number: int) -> EngineState:
         """The state where `columns.checkpoints[number]` says."""

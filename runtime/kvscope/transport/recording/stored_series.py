@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from kvscope.events.finder import Finder
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
@@ -85,10 +86,10 @@ class StoredSeries:
         number = bisect_right(self._starts, position) - 1
         return self._parts[number].batch(position - self._starts[number])
 
-    def fold(self, state: EngineState, position: int) -> EngineState:
+    def fold(self, state: EngineState, position: int, finder: Finder) -> EngineState:
         """As `StoredRecording.fold`."""
         number = bisect_right(self._starts, position) - 1
-        return self._parts[number].fold(state, position - self._starts[number])
+        return self._parts[number].fold(state, position - self._starts[number], finder)
 
     def mentions(self, position: int, needles: Sequence[bytes]) -> bool:
         """As `StoredRecording.mentions`."""

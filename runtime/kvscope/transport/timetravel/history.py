@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from kvscope.events.codec import decode_batch, encode_batch
-from kvscope.events.fold import apply_batch
+from kvscope.events.finder import Finder
+from kvscope.events.fold_transposed import apply_watched
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch
@@ -116,9 +117,9 @@ class FrozenTrack:
         """The state after `columns.checkpoints[number]` batches, for the caller to fold on."""
         return self._keyframes[number].restore()
 
-    def fold(self, state: EngineState, position: int) -> EngineState:
+    def fold(self, state: EngineState, position: int, finder: Finder) -> EngineState:
         """The state after the batch after `position` others, given the one before it. Raises FoldError."""
-        return apply_batch(state, receivable(self.batches[position][1]))
+        return apply_watched(state, receivable(self.batches[position][1]), finder)
 
     def mentions(self, position: int, needles: Sequence[bytes]) -> bool:
         """Whether the bytes of the batch after `position` others hold one of these; a full state may hold anything."""

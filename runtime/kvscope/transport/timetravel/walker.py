@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvscope.events.finder import Finder
 from kvscope.events.fold import begin_batch
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
@@ -83,25 +84,27 @@ class Walker:
         start, state = self._begin_at(told)
         entries: list[LogEntry] = []
         trail: list[tuple[int, Keyframe]] = []
-        marks = self._trail_marks(start, place.position)
+        marks, finder = self._trail_marks(start, place.position), Finder(state)
         for position in range(start, place.position):
             if position in marks:
                 trail.append((position, Keyframe(state)))
-            state = self._fold(state, position, entries if position >= told else None)
+            state = self._tell(state, position, entries) if position >= told else self._fold(state, position, finder)
             self.keyframes.offer(position + 1, state)
         if place.event:
-            state = self._fold(state, place.position, entries, place.event)
+            state = self._tell(state, place.position, entries, place.event)
         self.keyframes.leave_trail(trail, place.position)
         self._show(state, place, [*log, *entries], log_start)
 
-    def _fold(
-        self, state: EngineState, position: int, entries: list[LogEntry] | None, stop: int | None = None
-    ) -> EngineState:
-        """Fold one batch, or its events up to `stop`; their lines are added to `entries`, if there is such a list."""
+    def _fold(self, state: EngineState, position: int, finder: Finder) -> EngineState:
+        try:
+            return self.index.fold(state, position, finder)
+        except Exception as error:
+            raise UnfitBatchError(position, self.index.seqs[position], error) from None
+
+    def _tell(self, state: EngineState, position: int, entries: list[LogEntry], stop: int | None = None) -> EngineState:
+        """Fold one batch, or its events up to `stop`, and add their lines to `entries`."""
         seq = self.index.seqs[position]
         try:
-            if entries is None:
-                return self.index.fold(state, position)
             batch = self.index.batch(position)
             begin_batch(state, batch)
             state, told = tell(state, seq, batch, 0, stop)
