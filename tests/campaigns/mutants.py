@@ -35,9 +35,9 @@ FILES = ("block_pool.py", "free_queue.py", "lru_list.py", "block_tables.py", "pr
          "host_blocks.py")  # fmt: skip
 TESTS = ("test_scheduler.py", "test_swapping.py", "test_block_pool.py", "test_block_lists.py", "test_prefix_cache.py",
          "test_preemption.py", "test_article.py", "test_parallel_sampling.py", "test_memory_world.py",
-         "test_contiguous.py", "test_random_operations.py")  # fmt: skip
+         "test_contiguous.py", "test_random_operations.py", "test_sliding_window.py")  # fmt: skip
 SLOW_TESTS = ("always_advances", "every_state_of_a_small_world_with", "a_model_comes_back", "searches_for_a_fault",
-              "healed_and_counted", "fold_of_all_batches",
+              "healed_and_counted", "fold_of_all_batches", "with_poisoned_free_blocks",
               *(f"any_operations[{chunk}]" for chunk in range(1, 20)))  # fmt: skip
 GOAL = 0.95
 SPARE_S, SPARE_BYTES = 3.0, 3 << 30  # of a test beyond three times its usual CPU time; of a mutant beyond this process
