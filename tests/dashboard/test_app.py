@@ -319,6 +319,15 @@ async def test_stale_keeps_the_picture_and_says_since_when():
         await until(pilot, lambda: "no heartbeat" not in screen_text(app), "banner gone")
 
 
+async def test_what_the_engine_warns_of_is_a_banner():
+    source = live(num_steps=2)
+    async with running(source, (80, 24)) as (app, pilot):
+        source.view.warn("recording stopped: No space left on device: run.mcap")
+        await until(pilot, lambda: "ENGINE: recording stopped: No space left on device: run.mcap" in screen_text(app))
+        source.view.warn("")
+        await until(pilot, lambda: "ENGINE:" not in screen_text(app), "another engine")
+
+
 async def test_a_finding_is_a_red_banner():
     source = live(num_steps=2)
     async with running(source, (80, 24)) as (app, pilot):

@@ -70,7 +70,9 @@ def test_heartbeat_bytes() -> None:
 
 
 def test_heartbeat_of_a_later_version_has_more_elements() -> None:
-    assert decode_heartbeat(msgpack.packb([b"e", 1, 2, 3, "new"])) == Heartbeat(b"e", 1, 2, 3)
+    assert decode_heartbeat(msgpack.packb([b"e", 1, 2, 3, "disk full", "new"])) == Heartbeat(b"e", 1, 2, 3, "disk full")
+    told = Heartbeat(b"e", 1, 2, 3, "disk full")
+    assert decode_heartbeat(encode_heartbeat(told)) == told
 
 
 @pytest.mark.parametrize("fields", [None, [], [b"e", 1, 2], ["e" * 3, "x", 2, 3], {"epoch": b"e"}, [b"e", 1.5, 2, 3]])

@@ -298,6 +298,8 @@ def test_the_recorder_gets_every_batch(lab) -> None:
     kept: list[tuple[int, int, bytes]] = []
 
     class Keeper:
+        error: str | None = None
+
         def record(self, seq: int, log_time_ns: int, payload: bytes, *_: object) -> None:
             kept.append((seq, log_time_ns, payload))
 

@@ -257,8 +257,10 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_ends_the_recording_and_nothing_else(lab) -> None:
     recorder = Recorder("/dev/full", force=True)
     served = lab.serve(recorder=recorder)
+    client = lab.attach()
     served.publish(50)
     lab.wait_until(lambda: recorder.error is not None)
+    lab.wait_until(lambda: client.view.engine_warning == recorder.error)
     assert "No space left on device" in str(recorder.error)
     served.publish(50)
     served.drain()

@@ -8,6 +8,7 @@ import pytest
 from kvscope.events.codec import encode_batch, encode_state
 from kvscope.events.fold import apply_batch
 from kvscope.events.state import EngineState
+from kvscope.events.text import make_printable
 from kvscope.transport import sync
 from kvscope.transport.requests import Op
 from kvscope.transport.source import Status, View
@@ -76,6 +77,14 @@ def bench(lab) -> Bench:
     stream = lab.Stream()
     stream.take(60)
     return Bench(stream)
+
+
+def test_a_warning_of_the_engine_is_text_and_ends_with_it(bench: Bench) -> None:
+    bench.sync.on_heartbeat(Heartbeat(b"e", 1, 1, 1, "\x1b]0;x\x07" + "full " * 1000))
+    assert bench.view.engine_warning.startswith(make_printable("\x1b]0;x\x07full"))
+    assert len(bench.view.engine_warning) <= 1000
+    bench.sync.on_heartbeat(Heartbeat(b"f", 1, 1, 1))
+    assert bench.view.engine_warning == ""
 
 
 def test_nothing_is_live_before_the_stream_agrees(bench: Bench) -> None:

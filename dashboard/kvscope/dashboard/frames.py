@@ -71,6 +71,7 @@ class Frame(NamedTuple):
     behind: Behind | None = None  # only for the past of a live engine
     pause_reason: str = ""  # a breakpoint's
     epoch: bytes = b""  # of the engine's life
+    engine_warning: str = ""
 
     def request(self, request_id: str) -> RequestFrame | None:
         place = self.places.get(request_id)
@@ -181,6 +182,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             seq=view.last_seq,
             num_gaps=view.num_gaps,
             num_refused_events=view.num_refused_events,
+            engine_warning=view.engine_warning,
             info=state.info,
             epoch=state.epoch,
             engine_status=state.status,

@@ -206,11 +206,11 @@ def draw_banner(
         more = f"  (+{len(frame.findings) - 1} more)" if len(frame.findings) > 1 else ""
         text = f" {glyphs.cross} AUDIT: invariant {first.rule} broken at step {first.step}: {first.message}{more}"
         strips.append(make_strip([(pad(clip(text, width, glyphs), width), theme.BANNER_BAD)]))
-    freshness = _freshness(frame, age_s, keys)
-    if freshness is not None:
-        strips.append(
-            make_strip([(pad(clip(f" {glyphs.warning} {freshness}", width, glyphs), width), theme.BANNER_CALM)])
-        )
+    warning = f"ENGINE: {frame.engine_warning}" if frame.engine_warning else None
+    for text in (warning, _freshness(frame, age_s, keys)):
+        if text is not None:
+            line = pad(clip(f" {glyphs.warning} {text}", width, glyphs), width)
+            strips.append(make_strip([(line, theme.BANNER_CALM)]))
     return strips
 
 

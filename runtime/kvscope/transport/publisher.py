@@ -54,8 +54,10 @@ class Snapshot(NamedTuple):
 
 
 class BatchSink(Protocol):
-    """What keeps batches: a recorder. Neither call may block."""
+    """What keeps batches: a recorder. Neither call may block. `error`: it has stopped, and this is why."""
 
+    @property
+    def error(self) -> str | None: ...
     def record(
         self, seq: int, log_time_ns: int, payload: bytes, batch: Batch | None = None, state: EngineState | None = None
     ) -> None: ...
@@ -286,7 +288,9 @@ class Publisher:
         if self._last_seq is None or batch is None or self._clock_zero_ns is None:
             return  # no life to speak of yet
         now_ns = time.monotonic_ns() - self._clock_zero_ns
-        payload = encode_heartbeat(Heartbeat(batch.epoch, self._last_seq, batch.step, now_ns))
+        recorder = self._recorder
+        warning = (recorder.error or "") if recorder is not None else ""
+        payload = encode_heartbeat(Heartbeat(batch.epoch, self._last_seq, batch.step, now_ns, warning))
         self._socket.send_multipart((HEARTBEAT_TOPIC, encode_seq(self._num_heartbeats), payload))
         self._num_heartbeats += 1
 

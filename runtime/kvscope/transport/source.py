@@ -72,6 +72,7 @@ class View:
         self.findings: list[Finding] = []
         self.num_gaps = 0
         self.num_refused_events = 0
+        self.engine_warning = ""
         self._auditor = Auditor(self.state)
         self._keepers = keepers
 
@@ -84,6 +85,13 @@ class View:
                 self.status_since = time.monotonic()
             self.status, self.status_detail = status, detail
             self.revision += 1
+
+    def warn(self, text: str) -> None:
+        """What the engine wants its viewers to know, such as that its recording has stopped; empty: nothing."""
+        if text != self.engine_warning:
+            with self.lock:
+                self.engine_warning = text
+                self.revision += 1
 
     def replace_state(self, state: EngineState, seq: int | None) -> None:
         """Start over from a snapshot taken at `seq`; a state of another life clears the log."""

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ASIDE_BATCHES = 20_000  # more than the engine's ring: a hole in here is found and asked for again
 MAX_ASIDE_BYTES = 64 * 1024 * 1024
+MAX_WARNING_CHARACTERS = 500
 ANSWER_TIMEOUT_S = 2.0
 RETRY_S = 0.1
 JOIN_LAG_S = 0.5  # more than this behind a life that has just begun, it is quicker to begin again than to catch up
@@ -107,6 +108,7 @@ class Synchronizer:
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         self._hear(heartbeat.epoch)
+        self.view.warn(make_printable(heartbeat.warning[:MAX_WARNING_CHARACTERS]))
         lag_s = self._lag.observe(heartbeat.epoch, heartbeat.time_ns, self._clock())
         is_old = heartbeat.last_seq + 1 < self._expected()  # the state is from after it was sent
         self._is_dated = self._is_dated and lag_s > STALE_AFTER_S and not is_old

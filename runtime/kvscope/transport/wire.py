@@ -22,12 +22,13 @@ _SEQ_BYTES = 8
 
 
 class Heartbeat(NamedTuple):
-    """The engine lives: which life, the last batch sent, and the engine's clock now."""
+    """The engine lives: which life, the last batch sent, the engine's clock now, and what it warns its viewers of."""
 
     epoch: bytes
     last_seq: int
     step: int
     time_ns: int
+    warning: str = ""
 
 
 def encode_seq(seq: int) -> bytes:
@@ -42,16 +43,17 @@ def decode_seq(frame: bytes) -> int:
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    encoded: bytes = msgpack.packb(list(heartbeat))
+    fields = heartbeat if heartbeat.warning else heartbeat[:4]
+    encoded: bytes = msgpack.packb(list(fields))
     return encoded
 
 
 def decode_heartbeat(payload: bytes) -> Heartbeat:
-    """Raises DecodeError; elements after the fourth are skipped, so that a later version may add some."""
+    """Raises DecodeError; elements after the fifth are skipped, so that a later version may add some."""
     fields = unpack(payload, MAX_REQUEST_BYTES)
     if not isinstance(fields, list) or len(fields) < 4:
         raise DecodeError("not a heartbeat: expected [epoch, last_seq, step, time_ns]")
     try:
-        return msgspec.convert(fields[:4], Heartbeat)
+        return msgspec.convert(fields[:5], Heartbeat)
     except msgspec.ValidationError as error:
         raise DecodeError(f"not a heartbeat: {error}") from None

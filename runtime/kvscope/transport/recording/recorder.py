@@ -157,7 +157,7 @@ class Recorder:
     def _fail(self, reason: str) -> None:
         # The first reason counts: a recording with a hole in it is worth less than one that ends early.
         if self.error is None:
-            self.error = f"recording to {self.path} stopped: {reason}"
+            self.error = f"recording stopped: {reason}: {self.path}"
             logger.error("%s", self.error)
 
     # --- the recorder thread -------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class SeriesRecorder:
         try:
             following = Recorder(self.file(self._number))
         except RecordingError as error:
-            self._error = f"recording to {self.path} stopped: {error}"
+            self._error = f"recording stopped: {error}: {self.path}"
             logger.error("%s", self._error)
             return
         following.record_keyframe(seq, log_time_ns, encode_state(state))
