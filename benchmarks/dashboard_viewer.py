@@ -72,7 +72,7 @@ class TimedApp(App[None]):
 
 
 class FramesApp(TimedApp, DashboardApp):
-    """Draws `num_frames` frames, each after `events_per_frame` more block events, as fast as it can."""
+    """Draws `num_frames` frames, 30 a second as in use: each after `events_per_frame` more block events."""
 
     CSS_PATH = STYLES
 
@@ -87,7 +87,9 @@ class FramesApp(TimedApp, DashboardApp):
     async def _measure(self) -> None:
         await asyncio.sleep(0.5)  # until the screen has been laid out
         builder, grid, samples = FrameBuilder(), self.query_one("#grid", BlockGrid), []
+        begun = time.monotonic()
         for number in range(-WARM_UP, self._num_frames):
+            await asyncio.sleep(max(begun + (number + WARM_UP) / FPS - time.monotonic(), 0))
             self._source.view.apply(number + WARM_UP + 1_000, self._load.next(self._per_frame))
             before = [grid.line_at(y) for y in range(grid.content_height)]
             started = cpu_ms()

@@ -1,5 +1,6 @@
 """The dashboard: composes the panes, receives frames, and keeps what the user has selected."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -13,6 +14,7 @@ from textual.message import Message
 
 from kvscope.dashboard.actions import ActionsApp
 from kvscope.dashboard.block_grid import BlockGrid
+from kvscope.dashboard.cadence import Cadence
 from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.copies import DEVICE, HOST
 from kvscope.dashboard.dialogue import open_dialogue
@@ -84,6 +86,9 @@ class DashboardApp(ActionsApp):
         self._script, self._script_delay_s = list(scripted_prompts), scripted_delay_s
         self._defaults = defaults if defaults is not None else SamplingParams()
         self._pump = FramePump(source.view, lambda frame: self.post_message(FrameReady(frame)), fps)
+        self._cadence = Cadence(fps)
+        self._words_later: asyncio.TimerHandle | None = None
+        self._shown_revision = 0
         self._cursor: int | None = None  # a block of the pool, or one of the host pool: never both
         self._host_cursor: int | None = None
         self._colour_by = ColourBy.OWNER
@@ -150,8 +155,8 @@ class DashboardApp(ActionsApp):
 
     @property
     def shown_revision(self) -> int:
-        """The view's revision that the panes show."""
-        return self._frame.revision
+        """The view's revision that all panes show."""
+        return self._shown_revision
 
     def on_frame_ready(self, message: FrameReady) -> None:
         if isinstance(message.frame, Exception):
@@ -159,7 +164,13 @@ class DashboardApp(ActionsApp):
         before, self._frame = self._frame, message.frame
         if (self._frame.host.num_blocks > 0) != (before.host.num_blocks > 0):
             self.refresh_bindings()
-        self._draw()
+        wait_s = self._cadence.wait_s(time.monotonic())
+        if not wait_s:
+            self._draw()
+        elif self.is_running:
+            self._draw_cells()
+            if self._words_later is None:
+                self._words_later = asyncio.get_running_loop().call_later(wait_s, self.call_next, self._draw)
         self.when_there_is_room(self._pump.shown)
 
     def on_resize(self, event: Resize) -> None:
@@ -180,13 +191,25 @@ class DashboardApp(ActionsApp):
         self._show_front()
         self.call_after_refresh(self._draw)
 
+    def _draw_cells(self) -> None:
+        """The part of the picture that is seen at a glance."""
+        frame, base = self._frame, self.screen_stack[0]
+        base.query_one(Pools).show(frame, self._selected, self._cursor, self._host_cursor, self._colour_by)
+        base.query_one(InsightPane).observe(frame)
+
     def _draw(self) -> None:
+        """Everything."""
+        if self._words_later is not None:
+            self._words_later.cancel()
+            self._words_later = None
         if not self.is_running:
             return  # the screen is being taken down, some panes are gone
         frame, base = self._frame, self.screen_stack[0]
+        self._cadence.drawn(time.monotonic())
+        self._shown_revision = frame.revision
         self.draw_top()
         shown = shown_sequence(frame, self._selected)
-        base.query_one(Pools).show(frame, self._selected, self._cursor, self._host_cursor, self._colour_by)
+        self._draw_cells()
         base.query_one(BlockPane).show(frame, *self._block_on_show())
         requests = base.query_one(RequestsPane)
         self._selected = requests.followed(frame) or self._selected
@@ -196,7 +219,7 @@ class DashboardApp(ActionsApp):
         base.query_one(TablePane).show(frame, shown, whole=whole)
         base.query_one(TextPane).show(shown)
         base.query_one(EventsPane).show(frame.log)
-        base.query_one(InsightPane).show(frame)
+        base.query_one(InsightPane).redraw()
         if frame.info is not None:
             base.query_one(PromptBar).max_model_len = frame.info.max_model_len
         self._draw_titles(shown, whole=whole)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
+from itertools import repeat
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -105,106 +106,90 @@ class RequestFrame(NamedTuple):
         return None if self.first_token_ns is None else max(self.first_token_ns - self.submitted_ns, 0)
 
 
-class _Copy(NamedTuple):
-    """A frame, and the live lists that it was made from: held here, so that no other list can get their identity."""
-
+class _SequenceCopy(NamedTuple):
     frame: SequenceFrame
-    table: list[int]
-    pieces: list[str]
-    prompt_pieces: list[str]
-    host_table: list[int]
+    facts: tuple[object, ...]
 
 
-class SequenceCopies:
-    """The requests and sequences of the last frame, for the next one."""
+class _Copy(NamedTuple):
+    """A request's frame, and what the live values were when it was made.
+
+    Of a list its length is noted: the state replaces lists or appends to them, but for copies on write and blocks that
+    left the window, which are counted. Facts are equal, without a look into any list, exactly where nothing has changed.
+    """
+
+    frame: RequestFrame
+    facts: tuple[object, ...]
+    sequences: list[_SequenceCopy]
+
+
+class RequestCopies:
+    """The requests of the last frame, for the next one."""
 
     def __init__(self) -> None:
-        self.requests: dict[str, RequestFrame] = {}
         self._last: dict[str, _Copy] = {}
-        self._next: dict[str, _Copy] = {}
 
-    def next_frame(self, requests: Iterable[RequestFrame]) -> None:
-        """All sequences have been copied into these requests; those that were not asked for are forgotten."""
-        self._last, self._next = self._next, {}
-        self.requests = {request.request_id: request for request in requests}
-
-    def copy(self, sequence: SequenceState, prompt_pieces: list[str]) -> SequenceFrame:
-        """The last frame's value while nothing has changed, else a new one, with the old table while that is the same.
-
-        The same list of the same length has the same entries, but for copies on write, which are counted.
-        """
-        known = self._last.get(sequence.sequence_id)
-        if known is not None and _is_same(sequence, prompt_pieces, known):
-            self._next[sequence.sequence_id] = known
-            return known.frame
-        frame = SequenceFrame(  # by position: names cost as much as all the rest of it, thousands of times a second
-            sequence.sequence_id,
-            known.frame.table
-            if known is not None and _has_same_table(sequence, known)
-            else BlockTable(sequence.block_table),
-            sequence.num_written,
-            known.frame.pieces
-            if known is not None and _has_same_pieces(sequence, prompt_pieces, known)
-            else Pieces(prompt_pieces, sequence.pieces),
-            len(prompt_pieces),
-            sequence.text,
-            sequence.num_copies,
-            sequence.finish_reason,
-            sequence.score,
-            BlockTable(sequence.host_table) if sequence.host_table else (),
-            sequence.num_released,
-        )
-        self._next[sequence.sequence_id] = _Copy(
-            frame, sequence.block_table, sequence.pieces, prompt_pieces, sequence.host_table
-        )
-        return frame
+    def copy(self, requests: Iterable[RequestState]) -> tuple[RequestFrame, ...]:
+        """The last frame's values while nothing has changed, else new ones. Call with the view's lock held."""
+        last = self._last
+        self._last = {request.request_id: _copy(request, last.get(request.request_id)) for request in requests}
+        return tuple([copy.frame for copy in self._last.values()])
 
 
-def _has_same_table(sequence: SequenceState, known: _Copy) -> bool:
-    return (
-        sequence.block_table is known.table
-        and len(known.table) == len(known.frame.table)
-        and sequence.num_copies == known.frame.num_copies
-    )
-
-
-def _has_same_pieces(sequence: SequenceState, prompt_pieces: list[str], known: _Copy) -> bool:
-    return (
-        sequence.pieces is known.pieces
-        and prompt_pieces is known.prompt_pieces
-        and len(prompt_pieces) + len(known.pieces) == len(known.frame.pieces)
-    )
-
-
-def _is_same(sequence: SequenceState, prompt_pieces: list[str], known: _Copy) -> bool:
-    frame = known.frame
-    return (
-        sequence.num_written == frame.num_written
-        and sequence.text is frame.text
-        and _has_same_pieces(sequence, prompt_pieces, known)
-        and _has_same_table(sequence, known)
-        and sequence.finish_reason == frame.finish_reason
-        and sequence.score == frame.score
-        and sequence.host_table is known.host_table
-    )
-
-
-def copy_request(request: RequestState, sequences: SequenceCopies) -> RequestFrame:
-    """The last frame's value while nothing has changed, else a new one. Call with the view's lock held."""
-    prompt_pieces, request_id = request.prompt_pieces, request.request_id
-    frame = RequestFrame(
-        request_id,
+def _copy(request: RequestState, known: _Copy | None) -> _Copy:
+    head = (
+        request.request_id,
         request.prompt,
         request.status,
         request.waiting,
         request.num_preemptions,
         request.params,
-        tuple([sequences.copy(sequence, prompt_pieces) for sequence in request.sequences]),
-        _owner_code(request_id),
-        request.submitted_ns,
-        request.first_token_ns,
-        request.finished_ns,
-        len(request.hypotheses),
     )
-    known = sequences.requests.get(request_id)
-    return known if known == frame else frame
+    tail = request.submitted_ns, request.first_token_ns, request.finished_ns, len(request.hypotheses)
+    parts = [_facts(sequence, request.prompt_pieces) for sequence in request.sequences]
+    facts = head, tail, parts
+    if known is not None and known.facts == facts:
+        return _Copy(known.frame, facts, known.sequences)  # lists of another state with the same entries are held now
+    before = known.sequences if known is not None and len(known.sequences) == len(parts) else [None] * len(parts)
+    sequences = list(map(_copy_sequence, request.sequences, repeat(request.prompt_pieces), parts, before))
+    frames = tuple([copy.frame for copy in sequences])
+    # By position: names cost as much as all the rest of it, thousands of times a second.
+    return _Copy(RequestFrame(*head, frames, _owner_code(request.request_id), *tail), facts, sequences)
+
+
+def _facts(sequence: SequenceState, prompt_pieces: list[str]) -> tuple[object, ...]:
+    """First those of the table, then those of the token texts."""
+    table, pieces = sequence.block_table, sequence.pieces
+    return (
+        (table, len(table), sequence.num_copies, sequence.num_released),
+        (prompt_pieces, pieces, len(pieces)),
+        sequence.num_written,
+        sequence.text,
+        sequence.finish_reason,
+        sequence.score,
+        sequence.host_table,
+    )
+
+
+def _copy_sequence(
+    sequence: SequenceState, prompt_pieces: list[str], facts: tuple[object, ...], known: _SequenceCopy | None
+) -> _SequenceCopy:
+    """With the old table, or token texts, while these are the same."""
+    if known is not None and known.facts == facts:
+        return known
+    frame = SequenceFrame(
+        sequence.sequence_id,
+        known.frame.table if known is not None and known.facts[0] == facts[0] else BlockTable(sequence.block_table),
+        sequence.num_written,
+        known.frame.pieces
+        if known is not None and known.facts[1] == facts[1]
+        else Pieces(prompt_pieces, sequence.pieces),
+        len(prompt_pieces),
+        sequence.text,
+        sequence.num_copies,
+        sequence.finish_reason,
+        sequence.score,
+        BlockTable(sequence.host_table) if sequence.host_table else (),
+        sequence.num_released,
+    )
+    return _SequenceCopy(frame, facts)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.analysis.ledger import Bookkeeper, Ledger
-from kvscope.dashboard.copies import HOST, RequestFrame, SequenceCopies, SequenceFrame, copy_request
+from kvscope.dashboard.copies import HOST, RequestCopies, RequestFrame, SequenceFrame
 from kvscope.dashboard.owners import NOBODY, SEVERAL, OwnerCodes
 from kvscope.dashboard.pool_frame import (
     EMPTY_HOST_POOL,
@@ -136,7 +136,7 @@ class FrameBuilder:
         self.meter, self.owners, self.bookkeeper = RateMeter(), OwnerCodes(), Bookkeeper()
         self.host_owners = OwnerCodes(HOST)
         self._host_refs: tuple[list[int], NDArray[np.int32]] = ([], np.zeros(0, np.int32))
-        self.sequences = SequenceCopies()
+        self.copies = RequestCopies()
         self.wants_ledger = self.wants_traces = False
         self.owes_ledger = False  # the latest frame has an older one
         self._ledger: Ledger | None = None
@@ -173,7 +173,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
         state = view.state
         refs, written = state.ref_counts.numbers.copy(), state.written_slots.numbers.copy()
         traces = builder.traces(state)
-        requests = tuple(copy_request(request, builder.sequences) for request in state.requests.values())
+        requests = builder.copies.copy(state.requests.values())
         frame = Frame(
             revision=view.revision,
             status=view.status,
@@ -201,7 +201,6 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             pause_reason=state.pause_reason,
         )
         host_refs = builder.host_refs(state)
-    builder.sequences.next_frame(requests)
     block_size = frame.info.block_size if frame.info is not None else 1
     return frame._replace(
         pool=build_pool(block_size, refs, written, requests, builder.owners)._replace(traces=traces),

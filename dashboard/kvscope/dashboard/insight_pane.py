@@ -18,10 +18,10 @@ class InsightPane(StripPane):
         self._frame: Frame | None = None
         self.series = Series()
 
-    def show(self, frame: Frame) -> None:
+    def observe(self, frame: Frame) -> None:
+        """Every picture, also those that are not drawn here: a peak may lie in any of them."""
         self._frame = frame
         self.series.observe(frame)
-        self.redraw()
 
     def draw(self, width: int) -> list[Strip]:
         frame = self._frame
