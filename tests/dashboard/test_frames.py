@@ -5,13 +5,23 @@ import sys
 import threading
 
 import pytest
-from dashboard_story import EPOCH, StoryEngine, article_batches, candidates_batches, crowded_engine
+from dashboard_story import (
+    EPOCH,
+    StoryEngine,
+    article_batches,
+    candidates_batches,
+    crowded_engine,
+    swapping_engine,
+)
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import FrameBuilder, RateMeter, build_frame
 from kvscope.dashboard.owners import NOBODY, NUM_OWNER_COLOURS, SEVERAL, OwnerCodes, owner_code
-from kvscope.dashboard.pool_frame import build_pool
+from kvscope.dashboard.pool_frame import PoolCopy, build_pool, count_blocks
 from kvscope.dashboard.pump import FramePump
+from kvscope.events.columns import Column
 from kvscope.events.types import SamplingParams
 from kvscope.transport.source import ListSource
 
@@ -77,6 +87,46 @@ def test_owner_colours_are_stable_and_shared_between_requests_is_its_own():
 
     pool = build_pool(4, (1, 2, 0, 1), (4, 4, 0, 1), [request("r1", (0, 1)), request("r2", (1, 3))])
     assert list(pool.owners) == [1, SEVERAL, NOBODY, 2]
+
+
+WRITES = st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.sampled_from([0, 1, 3, 4])), max_size=6)
+LOOKS = st.lists(
+    st.tuples(WRITES, st.sampled_from(["look", "look", "somebody else looks", "another pool"])), max_size=8
+)
+
+
+@given(LOOKS)
+def test_totals_of_what_was_touched_are_those_of_the_whole_pool(looks):
+    """Handed-out arrays stay as they were; others who look, and other pools, do no harm."""
+    columns, ours, handed_out = [Column.zeros(6), Column.zeros(6)], PoolCopy(), []
+    for writes, kind in looks:
+        if kind == "another pool":
+            columns = [Column(column[::-1]) for column in columns]
+        for is_written, place, value in writes:
+            columns[is_written][place], columns[is_written].touched[place] = value, 1
+        if kind == "somebody else looks":
+            PoolCopy().update(*columns)
+            continue
+        ours.update(*columns)
+        assert (ours.refs.tolist(), ours.written.tolist()) == tuple(column.tolist() for column in columns)
+        assert ours.totals == count_blocks(ours.refs, ours.written)
+        handed_out.append((ours.refs, ours.written, columns[0].tolist(), columns[1].tolist()))
+        assert all((refs.tolist(), written.tolist()) == (a, b) for refs, written, a, b in handed_out)
+
+
+@pytest.mark.parametrize("look_often", [False, True])
+@pytest.mark.parametrize("make", [crowded_engine, swapping_engine])
+def test_frames_built_one_after_the_other_equal_those_built_afresh(make, look_often):
+    engine, batches = make()
+    source, builder = ListSource(batches), FrameBuilder()
+    source.start()
+    build_frame(source.view, builder)
+    for number in range(60):
+        source.feed(engine.step())
+        if look_often or number % 7 == 0:
+            build_frame(source.view, builder)
+    whole = build_frame(source.view, builder), build_frame(source.view, FrameBuilder())
+    assert repr(whole[0]._replace(tokens_per_s=None)) == repr(whole[1]._replace(tokens_per_s=None))
 
 
 def plain_owners(frame) -> list[int]:

@@ -115,7 +115,7 @@ class _Copy(NamedTuple):
     """A request's frame, and what the live values were when it was made.
 
     Of a list its length is noted: the state replaces lists or appends to them, but for copies on write and blocks that
-    left the window, which are counted. Facts are equal, without a look into any list, exactly where nothing has changed.
+    left the window, which are counted. Facts are equal where nothing has changed, and no list is looked into for that.
     """
 
     frame: RequestFrame

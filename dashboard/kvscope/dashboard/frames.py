@@ -1,7 +1,7 @@
 """One picture's worth of facts: frozen values copied out of a `View`, so that drawing never touches live state.
 
-Under the lock columns are copied whole and sequences only when they have changed; the pool is counted and coloured
-after the lock is released.
+Under the lock columns are copied whole, blocks counted only where they were touched, and sequences copied only when
+they have changed; the pool is coloured after the lock is released.
 """
 
 import time
@@ -20,6 +20,7 @@ from kvscope.dashboard.owners import NOBODY, SEVERAL, OwnerCodes
 from kvscope.dashboard.pool_frame import (
     EMPTY_HOST_POOL,
     EMPTY_POOL,
+    PoolCopy,
     PoolFrame,
     TracesFrame,
     build_host_pool,
@@ -136,7 +137,7 @@ class FrameBuilder:
         self.meter, self.owners, self.bookkeeper = RateMeter(), OwnerCodes(), Bookkeeper()
         self.host_owners = OwnerCodes(HOST)
         self._host_refs: tuple[list[int], NDArray[np.int32]] = ([], np.zeros(0, np.int32))
-        self.copies = RequestCopies()
+        self.copies, self.pool = RequestCopies(), PoolCopy()
         self.wants_ledger = self.wants_traces = False
         self.owes_ledger = False  # the latest frame has an older one
         self._ledger: Ledger | None = None
@@ -171,7 +172,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
     """Copy what is drawn out of the view. Takes and releases the view's lock; mutates only the builder."""
     with view.lock:
         state = view.state
-        refs, written = state.ref_counts.numbers.copy(), state.written_slots.numbers.copy()
+        builder.pool.update(state.ref_counts, state.written_slots)
         traces = builder.traces(state)
         requests = builder.copies.copy(state.requests.values())
         frame = Frame(
@@ -201,9 +202,11 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             pause_reason=state.pause_reason,
         )
         host_refs = builder.host_refs(state)
-    block_size = frame.info.block_size if frame.info is not None else 1
+    block_size, pool = frame.info.block_size if frame.info is not None else 1, builder.pool
     return frame._replace(
-        pool=build_pool(block_size, refs, written, requests, builder.owners)._replace(traces=traces),
+        pool=build_pool(block_size, pool.refs, pool.written, requests, builder.owners, totals=pool.totals)._replace(
+            traces=traces
+        ),
         host=build_host_pool(block_size, host_refs, requests, builder.host_owners),
     )
 

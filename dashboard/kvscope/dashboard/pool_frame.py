@@ -1,6 +1,7 @@
 """The pool in one picture: a number per block in numpy columns, and the totals counted from them. Pure."""
 
 from collections.abc import Collection, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvscope.dashboard.copies import DEVICE, HOST, BlockTable, RequestFrame
 from kvscope.dashboard.owners import OwnerCodes
+from kvscope.events.columns import Column
 
 
 class TracesFrame(NamedTuple):
@@ -61,6 +63,65 @@ class PoolFrame(NamedTuple):
         return self.num_reserved_slots - self.num_written_slots
 
 
+class Totals(NamedTuple):
+    """What is counted over blocks. Those of a pool are the sums of those of its parts."""
+
+    num_held: int
+    num_cached: int
+    num_shared: int
+    num_saved: int
+    num_written_slots: int
+    num_shared_slots: int
+
+
+class PoolCopy:
+    """A live pool's columns as they were at the last frame. For the next one only blocks that were touched are counted,
+    unless it is another pool, or somebody else has looked at this one in between.
+    """
+
+    def __init__(self) -> None:
+        self._flags: list[bytearray] = []
+        self.refs = self.written = np.zeros(0, np.int32)
+        self.totals = count_blocks(self.refs, self.written)
+
+    def update(self, refs: Column, written: Column) -> None:
+        """Take over what has changed, with the view's lock held. Arrays that were handed out stay as they were."""
+        before = self.refs, self.written
+        is_known = len(self._flags) == 2 and all(map(is_, self._flags, (refs.touched, written.touched)))
+        touched = np.union1d(refs.take_touched(), written.take_touched())
+        if is_known and not len(touched):
+            return
+        self.refs, self.written = refs.numbers.copy(), written.numbers.copy()
+        if is_known:
+            self._recount(touched, *before)
+        else:
+            self._flags = [refs.watch(), written.watch()]
+            self.totals = count_blocks(self.refs, self.written)
+
+    def _recount(self, touched: NDArray[np.intp], refs: NDArray[np.int32], written: NDArray[np.int32]) -> None:
+        """`refs` and `written` are those of the last frame."""
+        gone = count_blocks(refs[touched], written[touched])
+        come = count_blocks(self.refs[touched], self.written[touched])
+        self.totals = Totals(*(total - old + new for total, old, new in zip(self.totals, gone, come, strict=True)))
+
+
+def count_blocks(refs: NDArray[np.int32], written: NDArray[np.int32]) -> Totals:
+    """Each mask is one byte per block, so a count of it reads a quarter of what a sum of the column reads; what few
+    blocks have, such as a ref count above one, is summed over those few.
+    """
+    held, shared = refs != 0, refs > 1
+    cached = np.greater(written != 0, held)
+    num_cached, num_shared = _count(cached), _count(shared)
+    return Totals(
+        num_held=_count(held),
+        num_cached=num_cached,
+        num_shared=num_shared,
+        num_saved=int(refs[shared].sum()) - num_shared if num_shared else 0,
+        num_written_slots=int(written.sum()) - (int(written[cached].sum()) if num_cached else 0),
+        num_shared_slots=int(written[shared].sum()) if num_shared else 0,
+    )
+
+
 def build_pool(
     block_size: int,
     refs: ArrayLike,
@@ -68,30 +129,16 @@ def build_pool(
     requests: Sequence[RequestFrame],
     owners: OwnerCodes | None = None,
     *,
+    totals: Totals | None = None,
     letter: str = DEVICE,
 ) -> PoolFrame:
-    """Totals and owner colours of a pool; `owners` remembers the last frame's, to save work. Columns are kept as given.
+    """A pool with its owner colours; `owners` remembers the last frame's, to save work. Columns are kept as given.
 
-    Each mask is one byte per block, so a count of it reads a quarter of what a sum of the column reads; what few blocks
-    have, such as a ref count above one, is summed over those few.
+    `totals` are counted where nobody knows them.
     """
     refs, written = np.asarray(refs, np.int32), np.asarray(written, np.int32)
-    held, shared = refs != 0, refs > 1
-    cached = np.greater(written != 0, held)
-    num_cached, num_shared = _count(cached), _count(shared)
-    return PoolFrame(
-        block_size=block_size,
-        refs=refs,
-        written=written,
-        owners=(owners or OwnerCodes(letter)).update(len(refs), requests),
-        num_held=_count(held),
-        num_cached=num_cached,
-        num_shared=num_shared,
-        num_saved=int(refs[shared].sum()) - num_shared if num_shared else 0,
-        num_written_slots=int(written.sum()) - (int(written[cached].sum()) if num_cached else 0),
-        num_shared_slots=int(written[shared].sum()) if num_shared else 0,
-        letter=letter,
-    )
+    codes = (owners or OwnerCodes(letter)).update(len(refs), requests)
+    return PoolFrame(block_size, refs, written, codes, *(totals or count_blocks(refs, written)), letter=letter)
 
 
 def build_host_pool(

@@ -22,8 +22,8 @@ class Column(_Integers):
 
     A single element costs what it costs in a list (numpy: three times as much), which is what a fold does most;
     `numbers` is the same memory as a numpy array, for whoever looks at the whole pool. On the wire it is a list.
-    `touched` has a 1 for each element that may have been written since `take_touched`: who writes one, says so. It is
-    no part of the value, and a copy begins without any.
+    `touched` has a 1 for each element that may have been written since the last look: who writes one, says so. It is no
+    part of the value. Who looks from time to time puts flags of its own there: as long as they stand, it alone looks.
 
     Raises:
         OverflowError: a value does not fit into 32 bits.
@@ -60,6 +60,11 @@ class Column(_Integers):
         places = np.flatnonzero(flags)
         flags[places] = False
         return places
+
+    def watch(self) -> bytearray:
+        """Begin to look: the new flags."""
+        self.touched = bytearray(len(self))
+        return self.touched
 
     def __eq__(self, other: object) -> bool:
         return super().__eq__(other) if isinstance(other, array) else list(self) == other
