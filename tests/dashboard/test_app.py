@@ -754,3 +754,28 @@ async def test_candidates_stand_side_by_side_and_one_can_be_chosen():
         await until(pilot, lambda: "they part" in table.text(), "both again")
         await pilot.click(table, offset=(4, 3))
         await until(pilot, lambda: app._selected == "r1.0", "a click chooses the one there")
+
+
+async def test_candidates_side_by_side_follow_their_newest_text_until_one_goes_up():
+    engine = StoryEngine(200, 4)
+    batches = engine.start() + engine.submit("Once upon a time there was a king", n=2, max_tokens=200)
+    source = StorySource(engine, batches + engine.run(40))
+    async with running(source) as (app, pilot):
+        table = app.query_one("#table")
+
+        async def go_on(is_at_end: bool) -> None:
+            lines = table.virtual_size.height
+            source.act(lambda engine: engine.run(8))
+            await until(pilot, lambda: table.virtual_size.height > lines, "more text")
+            await until(pilot, lambda: (table.scroll_offset.y == table.max_scroll_y) is is_at_end, "where it stands")
+
+        await pilot.press("2", "down", "3")
+        await until(pilot, lambda: app._selected == "r1" and 0 < table.max_scroll_y == table.scroll_offset.y, "its end")
+        await go_on(is_at_end=True)
+        assert table.text().splitlines()[-1].startswith(" r1.0 48 tok ")  # whose texts these are
+        await pilot.press("up")
+        await until(pilot, lambda: table.scroll_offset.y < table.max_scroll_y, "one up")
+        await go_on(is_at_end=False)
+        await pilot.press("G")
+        await until(pilot, lambda: table.scroll_offset.y == table.max_scroll_y, "the end again")
+        await go_on(is_at_end=True)

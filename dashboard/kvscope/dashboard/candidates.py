@@ -45,7 +45,10 @@ class Column(NamedTuple):
 class CandidatesDrawing:
     """The lines, drawn at once: what all share is a line or two, however long the prompt is."""
 
-    def __init__(self, frame: Frame, request: RequestFrame, glyphs: Glyphs, width: int) -> None:
+    def __init__(
+        self, frame: Frame, request: RequestFrame, glyphs: Glyphs, width: int, *, height: int | None = None
+    ) -> None:
+        """In more lines than `height` the names come once more below the newest text."""
         self._frame, self._request, self._glyphs, self._width = frame, request, glyphs, width
         self._block_size = frame.pool.block_size
         self._all = [_column(frame, sequence) for sequence in request.sequences]
@@ -53,11 +56,13 @@ class CandidatesDrawing:
         self.shown, self.column_width = self._all[:num_columns], width // num_columns
         self.parting = find_parting([column.sequence for column in self._all])
         self._start = self._num_common_blocks()
-        self.strips = [*self._trunk(), *self._parting_line(), self._heads()]
+        heads = self._heads()
+        self.strips = [*self._trunk(), *self._parting_line(), heads]
         num_tokens = max(len(column.sequence.pieces) for column in self._all)
         num_blocks = max(column.num_blocks for column in self._all)
         for logical in range(self._start, max(num_blocks, -(-num_tokens // self._block_size))):
             self.strips += self._row(logical)
+        self.strips += [heads] if height is not None and len(self.strips) > height else []
 
     def sequence_at(self, x: int) -> str:
         """Whose column it is."""

@@ -45,18 +45,34 @@ class TablePane(LazyPane):
         self._shown: Shown | None = None
         self._drawing: TableDrawing | None = None
         self._candidates: CandidatesDrawing | None = None  # instead, while a whole request is selected
-        self._whole = False
+        self._whole = self._following = False
         self.token: int | None = None  # a position; it stays when another sequence comes on show, to compare them
 
     def show(self, frame: Frame, shown: Shown | None, *, whole: bool) -> None:
-        """One sequence's table, or, `whole`, all of its request's side by side."""
+        """One sequence's table, or, `whole`, all of its request's side by side: at their newest text while it grows."""
+        came = whole and shown is not None and (not self._whole or self._name_shown != shown[0].request_id)
         self._frame, self._shown, self._whole = frame, shown, whole
+        if came and shown is not None:
+            self._following = shown[0].status == "running"
         self.redraw()
+        if whole and self._following:
+            self.scroll_to(y=self.max_scroll_y, animate=False, force=True)  # the scrollbar may not be there yet
+
+    @property
+    def _name_shown(self) -> str | None:
+        return self._shown[0].request_id if self._shown is not None else None
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Up from the end stops the following, back at the end resumes it."""
+        super().watch_scroll_y(old_value, new_value)
+        self._following = new_value >= self.max_scroll_y
 
     def prepare(self, width: int) -> int:
         self._drawing = self._candidates = None
         if self._frame is not None and self._shown is not None and self._whole:
-            self._candidates = CandidatesDrawing(self._frame, self._shown[0], self._glyphs, width)
+            self._candidates = CandidatesDrawing(
+                self._frame, self._shown[0], self._glyphs, width, height=self.content_height
+            )
             return len(self._candidates.strips)
         if self._frame is not None and self._shown is not None:
             token = None if self.token is None else self._within(self.token)
