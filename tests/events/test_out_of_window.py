@@ -5,10 +5,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from kvscope.events import transposed
 from kvscope.events import types as ev
 from kvscope.events.audit import Auditor
-from kvscope.events.codec import DecodeError, decode_state, encode_state
+from kvscope.events.codec import DecodeError, decode_state, encode_batch, encode_state
 from kvscope.events.describe import describe
+from kvscope.events.fold_transposed import apply_transposed
 from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import FoldError
 from kvscope.events.types import Batch, Event
@@ -127,6 +129,26 @@ def test_positions_that_are_gone_do_not_fit(event: Event, window: Auditor, batch
     observe(window, batch_of, ALLOCATED, WRITTEN, GONE)
     with pytest.raises(FoldError):
         window.observe(batch_of(event))
+
+
+@pytest.mark.parametrize("start", [9, 3])
+def test_columns_fold_as_events_do(
+    start: int, window: Auditor, batch_of: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a block reserved ahead, so that the wrong place in the table would be one, too."""
+    monkeypatch.setattr(transposed, "MIN_GROUP", 1)
+    ahead = ev.BlocksAllocated(sequence_id="r1.0", first_logical_block=3, block_ids=[5, 0])
+    observe(window, batch_of, ALLOCATED, WRITTEN, GONE, ahead)
+    data = transposed.transpose(
+        encode_batch(batch_of(ev.SlotsWritten(sequence_id="r1.0", start=start, stop=start + 1)))
+    )
+    assert data is not None
+    if start == 3:
+        with pytest.raises(FoldError):
+            apply_transposed(window.state, transposed.read_transposed(data))
+        return
+    state = apply_transposed(window.state, transposed.read_transposed(data))
+    assert (state.written_slots[4], state.written_slots[5]) == (2, 0)
 
 
 def test_a_copy_of_what_is_gone_does_not_fit(window: Auditor, batch_of: MakeBatch) -> None:
