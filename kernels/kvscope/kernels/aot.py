@@ -26,6 +26,7 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
+FP8, FP8_TARGETS = "fp8e4nv", ("sm_90", "sm_100")  # float8_e4m3fn; sm_80 has none, AMD's CDNA 3 another one
 ELEMENT_SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
 GROUP_SIZE = 3  # SmolLM's: not a power of two, so that rows are padded
 
@@ -40,11 +41,13 @@ class AttentionShape(NamedTuple):
     sliding_window: int | None = None
     has_soft_cap: bool = False
     num_splits: int = 1
+    cache: str | None = None  # Triton's name of what K and V are stored as; None: `dtype`
 
     def __str__(self) -> str:
         variant = f"{' window' if self.sliding_window else ''}{' softcap' if self.has_soft_cap else ''}"
         if self.num_splits > 1:
             variant += f" splits {self.num_splits}"
+        variant += f" on {self.cache}" if self.cache is not None else ""
         phase = "decode" if self.one_query else "prefill"
         return f"{phase} {self.dtype} head {self.head_size} block {self.block_size}{variant}"
 
@@ -90,6 +93,7 @@ ATTENTION_SHAPES = [
     AttentionShape(False, "fp16", 80, 16),
     *(AttentionShape(True, "bf16", head_size, 16, num_splits=splits) for head_size in (64, 128) for splits in (4, 64)),
     AttentionShape(True, "bf16", 128, 16, 128, True, num_splits=16),
+    *(AttentionShape(one_query, "bf16", size, 16, cache=FP8) for one_query, size in product((True, False), (64, 128))),
 ]
 
 
@@ -111,7 +115,8 @@ def compile_all(
     shapes = list(shapes)
     for target in targets:
         gpu = GPUTarget(*TARGETS[target])
-        for name, source, options in _sources(shapes):
+        has_fp8 = target in FP8_TARGETS
+        for name, source, options in _sources([s for s in shapes if has_fp8 or s.cache != FP8], has_fp8=has_fp8):
             started = time.perf_counter()
             compiled = triton.compile(source, target=gpu, options=options)
             yield CompiledShape(
@@ -145,7 +150,7 @@ def _inspect(code: dict[str, Any]) -> MachineCode:
     )
 
 
-def _sources(shapes: Iterable[AttentionShape]) -> Iterator[tuple[str, Any, dict[str, int]]]:
+def _sources(shapes: Iterable[AttentionShape], *, has_fp8: bool) -> Iterator[tuple[str, Any, dict[str, int]]]:
     """Name, Triton source and compile options of everything to compile."""
     from kvscope.kernels.triton_attention import paged_attention_kernel
     from kvscope.kernels.triton_cache import copy_blocks_kernel, write_kv_kernel
@@ -158,7 +163,8 @@ def _sources(shapes: Iterable[AttentionShape]) -> Iterator[tuple[str, Any, dict[
             head_size=shape.head_size,
             element_size=ELEMENT_SIZES[shape.dtype],
         )
-        pointers = dict.fromkeys(("output", "query", "key_cache", "value_cache"), f"*{shape.dtype}")
+        pointers = dict.fromkeys(("output", "query"), f"*{shape.dtype}")
+        pointers |= dict.fromkeys(("key_cache", "value_cache"), f"*{shape.cache or shape.dtype}")
         constants = _attention_constants(shape, tiles.block_m, tiles.tile)
         options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "enable_fp_fusion": True}
         yield f"attention {shape}", _source(paged_attention_kernel, pointers, constants), options
@@ -168,7 +174,7 @@ def _sources(shapes: Iterable[AttentionShape]) -> Iterator[tuple[str, Any, dict[
             yield f"combine {shape}", source, {"enable_fp_fusion": True}
 
     row_constants = {"NUM_KV_HEADS": 3, "ROWS": 16}
-    for new, cache in (("fp32", "bf16"), ("bf16", "bf16")):
+    for new, cache in (("fp32", "bf16"), ("bf16", "bf16"), *([("bf16", FP8)] if has_fp8 else [])):
         pointers = {"key": f"*{new}", "value": f"*{new}", "key_cache": f"*{cache}", "value_cache": f"*{cache}"}
         head = {"HEAD_SIZE": 64, "VALUE_HEAD_SIZE": 64, "HEAD_PAD": 64, "VALUE_PAD": 64, "BLOCK_SIZE": 16}
         yield (

@@ -3,7 +3,7 @@
 A kernel is compiled per head sizes, query heads per KV head and cache dtype: with these as constants the compiler keeps
 the loops over a head in vector registers. It works off tiles (a few query tokens of one sequence and one KV head): all
 query heads of the KV head share each load of K and V (in place as in PagedAttention, SOSP'23).
-Scores of a tile stay in a scratch buffer, so that the softmax is the plain two-pass one. Half-precision blocks are
+Scores of a tile stay in a scratch buffer, so that the softmax is the plain two-pass one. Blocks of 16 or 8 bits are
 widened to float32 once per tile. What lies outside a query's visible positions is not read at all. Blocks lie anywhere,
 so that no processor guesses the next one: it is asked for while the one before is worked off.
 """
@@ -41,7 +41,10 @@ def exp(x: Any) -> Any:
 
 
 def _widened(row: Any, buffer: Any) -> Any:
-    """A block's elements as float32: `row` itself, or its copy in `buffer`. uint16 is bfloat16, int16 is float16."""
+    """A block's elements as float32: `row` itself, or its copy in `buffer`.
+
+    uint16 is bfloat16, int16 is float16, uint8 is float8_e4m3fn.
+    """
     raise NotImplementedError
 
 
@@ -57,6 +60,20 @@ def _widened_for(row: Any, buffer: Any) -> Callable[..., Any]:
             return buffer
 
         return from_bfloat16
+
+    if row.dtype == numba.types.uint8:
+
+        def from_float8(row: Any, buffer: Any) -> Any:
+            for i in range(len(row)):
+                bits = np.uint32(row[i])
+                # As below, for 4 bits of exponent and 3 of fraction; the largest magnitude stands for NaN.
+                magnitude = np.uint32((bits & np.uint32(0x7F)) << np.uint32(20)).view(np.float32) * np.float32(2.0**120)
+                if (bits & np.uint32(0x7F)) == np.uint32(0x7F):
+                    magnitude = np.float32(np.nan)
+                buffer[i] = -magnitude if bits & np.uint32(0x80) else magnitude
+            return buffer
+
+        return from_float8
 
     def from_float16(row: Any, buffer: Any) -> Any:
         for i in range(len(row)):

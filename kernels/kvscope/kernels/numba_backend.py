@@ -19,8 +19,13 @@ from kvscope.kernels.numba_attention import attention_kernel
 from kvscope.kernels.threads import even_stretches, share_out
 from kvscope.kernels.torch_backend import TorchBackend
 
-# The integer type that a cache's elements are handed over as: numba knows no bfloat16, and float16 only in part.
-_HANDED_OVER_AS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+# The integer type that a cache's elements are handed over as: numba knows no bfloat16 or fp8, and float16 only in part.
+_HANDED_OVER_AS = {
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.uint16,
+    torch.float16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+}
 # Query tokens per tile: each block is read once for all of them, and their scores stay in the core's cache.
 MAX_TILE_QUERIES = 8
 # Positions times heads below which waking another core costs more than it brings; and tokens to be written.

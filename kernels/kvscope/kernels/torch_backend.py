@@ -81,7 +81,8 @@ class TorchBackend:
     def copy_blocks(self, caches: Sequence[Tensor], source_ids: Tensor, target_ids: Tensor) -> None:
         """Copy whole blocks. See `AttentionBackend.copy_blocks`."""
         for cache in caches:
-            cache.index_copy_(0, target_ids, cache.index_select(0, source_ids))
+            content = cache.view(torch.uint8) if cache.itemsize == 1 else cache  # torch does not copy fp8 by index
+            content.index_copy_(0, target_ids, content.index_select(0, source_ids))
 
     def _plan(self, batch: PagedBatch, layout: CacheLayout, head_size: int, sliding_window: int | None) -> StepPlan:
         """The plan of this step, shared by all its layers with the same cache layout and window."""
@@ -138,7 +139,7 @@ class TorchBackend:
     ) -> Tensor:
         """All queries of one sequence: `[num_queries, num_query_heads, head_size]` -> `[..., value_head_size]`."""
         num_queries, num_positions = query.shape[0], sequence.num_positions
-        dtype = torch.promote_types(query.dtype, key_cache.dtype)
+        dtype = query.dtype if key_cache.itemsize == 1 else torch.promote_types(query.dtype, key_cache.dtype)
         keys, values = (
             self._gather(name, layout.rows(cache), sequence.cache_rows, dtype).view(
                 layout.num_kv_heads, -1, cache.shape[3]

@@ -62,8 +62,8 @@ class TritonBackend:
         """Put each token's K and V into its slot. See `AttentionBackend.write_kv`."""
         from kvscope.kernels.triton_cache import write_kv_kernel
 
-        if self.interpreted and key_cache.dtype == torch.bfloat16:
-            key, value = key.to(torch.bfloat16), value.to(torch.bfloat16)  # the interpreter truncates, torch rounds
+        if self.interpreted and key_cache.dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            key, value = key.to(key_cache.dtype), value.to(key_cache.dtype)  # the interpreter truncates, torch rounds
         key, value = _with_dense_rows(key), _with_dense_rows(value)
         num_tokens, num_kv_heads, head_size = key.shape
         num_rows = num_tokens * num_kv_heads
