@@ -23,6 +23,9 @@ MaxModelLen = Annotated[
 Dtype = Annotated[
     Literal["auto", "float32", "float16", "bfloat16"], typer.Option(help="Of weights and KV.", show_choices=True)
 ]
+KvCacheDtype = Annotated[
+    Literal["auto", "fp8_e4m3"], typer.Option(help="Of KV: as --dtype, or 8 bits with a scale per layer and head.")
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.")]
 AttentionBackend = Annotated[
     Literal["auto", "numba", "torch", "triton", "reference"],

@@ -11,7 +11,7 @@ from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure, pad
 from kvscope.transport.source import Status
 
-_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 MIN_BAR_WIDTH = 34  # beside the numbers; a shorter bar says too little
 _GAP: Part = ("  ", theme.PLAIN)
 
@@ -57,7 +57,8 @@ def _engine_words(frame: Frame, title: str, glyphs: Glyphs, width: int) -> list[
     if info.device == "none":  # a scheduler and a pool without a model
         return [*parts, ("  simulated", theme.SOFT)]
     if width >= 100:
-        parts.append((f"  {clip(info.device, 16, glyphs)} {_DTYPES.get(info.dtype, info.dtype)}", theme.SOFT))
+        dtypes = [_DTYPES.get(dtype, dtype) for dtype in dict.fromkeys((info.dtype, info.kv_dtype))]
+        parts.append((f"  {clip(info.device, 16, glyphs)} {'/'.join(dtypes)}", theme.SOFT))
     if width >= 130:
         parts.append((f" {clip(info.attention_backend, 16, glyphs)}", theme.SOFT))
     return parts

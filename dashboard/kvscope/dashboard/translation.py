@@ -11,7 +11,7 @@ from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.strips import Part, quote_piece, wrap_parts
 from kvscope.events.types import EngineInfo
 
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1}
 INDENT = 4
 MAX_READERS_NAMED = 6
 
@@ -30,7 +30,7 @@ class HeadBytes(NamedTuple):
 
 def slot_bytes(info: EngineInfo, block_id: int, slot: int) -> HeadBytes | None:
     """None where layers, or K and V, differ in shape: then one formula does not hold for all of them."""
-    size = info.head_size * ELEMENT_BYTES.get(info.dtype, 0)
+    size = info.head_size * ELEMENT_BYTES.get(info.kv_dtype, 0)
     if not size or info.bytes_per_block != 2 * info.num_layers * info.num_kv_heads * info.block_size * size:
         return None
     return HeadBytes((block_id * info.num_kv_heads * info.block_size + slot) * size, info.block_size * size, size)

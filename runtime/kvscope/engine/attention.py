@@ -4,6 +4,7 @@ The step's metadata travels as the keyword argument `paged` through the model's 
 the module's `layer_idx`. Nothing is global but the registration.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from transformers import AttentionInterface
 
 from kvscope.engine.config import ConfigError
+from kvscope.engine.kv_scales import KvScales
 from kvscope.kernels.backend import AttentionBackend
 from kvscope.kernels.batch import PagedBatch
 
@@ -56,6 +58,7 @@ class PagedStep:
     batch: PagedBatch
     caches: dict[int, LayerCache]
     backend: AttentionBackend
+    scales: Mapping[int, KvScales] = field(default_factory=dict)  # where KV is stored in 8 bits
 
 
 @dataclass(slots=True)
@@ -79,7 +82,9 @@ def paged_attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write this step's K and V into their slots, then attend over the blocks. Returns `[1, tokens, heads, size]`."""
-    cache = paged.caches[module.layer_idx]
+    cache, scales = paged.caches[module.layer_idx], paged.scales.get(module.layer_idx)
+    if scales is not None:
+        query, key, value = scales.shrink(query, key, value)
     paged.backend.write_kv(
         key[0].transpose(0, 1), value[0].transpose(0, 1), cache.keys, cache.values, paged.batch.slot_mapping
     )
@@ -92,7 +97,7 @@ def paged_attention_forward(
         sliding_window=sliding_window,
         soft_cap=softcap,
     )
-    return output.unsqueeze(0), None
+    return (output if scales is None else scales.restore(output)).unsqueeze(0), None
 
 
 def probe_attention_forward(

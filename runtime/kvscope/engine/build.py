@@ -11,6 +11,7 @@ from kvscope.engine.attention import LayerGeometry
 from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig, use_prefix_caching
 from kvscope.engine.engine import Engine
 from kvscope.engine.host_memory import free_host_bytes
+from kvscope.engine.kv_scales import FP8, KvScales, choose_scales
 from kvscope.engine.model_loader import LoadedModel, choose_device, load_model
 from kvscope.engine.model_runner import ModelRunner, bytes_per_slot
 from kvscope.engine.sampler import choose_tokens, rank_tokens
@@ -19,6 +20,7 @@ from kvscope.kernels.backend import AttentionBackend, check_block_size, get_back
 from kvscope.transport.publisher import EventSink
 
 GIB = 1 << 30
+FP8_CAPABILITY = (8, 9)  # Ada: the first that converts e4m3
 CPU_POOL_BYTES = GIB  # without a flag, the pool takes at most this much of a CPU's memory
 
 
@@ -38,6 +40,7 @@ def prepare(config: EngineConfig, *, name: str = "kvscope", loaded: LoadedModel 
         ConfigError: a setting cannot work with this model or machine.
     """
     backend = choose_backend(config)
+    check_kv_cache_dtype(config)
     model = loaded if loaded is not None else load_model(config, backend)
     return Prepared(model, backend, _describe(config, model, backend, name))
 
@@ -52,6 +55,7 @@ def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[in
         num_blocks=info.num_blocks,
         block_size=info.block_size,
         num_host_blocks=info.num_host_blocks,
+        scales=_choose_scales(model) if info.kv_cache_dtype == "fp8_e4m3" else None,
     )
     return Engine(
         info,
@@ -85,9 +89,26 @@ def choose_backend(config: EngineConfig) -> AttentionBackend:
         raise ConfigError(str(error)) from None
 
 
+def check_kv_cache_dtype(config: EngineConfig) -> None:
+    """Raises ConfigError where 8 bits are asked for and the GPU cannot convert them."""
+    if config.kv_cache_dtype == "auto" or choose_device(config).type == "cpu":
+        return
+    capability = torch.cuda.get_device_capability()
+    if torch.version.hip is not None or capability < FP8_CAPABILITY:
+        name, numbers = torch.cuda.get_device_name(), ".".join(map(str, capability))
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} needs an NVIDIA GPU of compute capability 8.9 or above, not "
+            f"{name} ({numbers}); leave it out, or add --device cpu"
+        )
+
+
+def _choose_scales(model: LoadedModel) -> dict[int, KvScales]:
+    return {layer: choose_scales(peaks, model.model.dtype) for layer, peaks in model.kv_peaks.items()}
+
+
 def _describe(config: EngineConfig, model: LoadedModel, backend: AttentionBackend, name: str) -> EngineInfo:
     max_model_len = _max_model_len(config, model)
-    slot_bytes = bytes_per_slot(model.layers, model.model.dtype)
+    slot_bytes = bytes_per_slot(model.layers, FP8 if config.kv_cache_dtype == "fp8_e4m3" else model.model.dtype)
     block_bytes = slot_bytes * config.block_size
     widest = max(model.layers.values(), key=lambda layer: layer.num_kv_heads * layer.key_size)
     return EngineInfo(
@@ -114,6 +135,7 @@ def _describe(config: EngineConfig, model: LoadedModel, backend: AttentionBacken
         admission=config.admission,
         allocator=config.allocator,
         sliding_window=common_window(model.layers),
+        kv_cache_dtype=config.kv_cache_dtype,
     )
 
 

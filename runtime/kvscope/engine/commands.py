@@ -154,7 +154,7 @@ def _announce(engine: Engine, endpoints: Endpoints, keys: ServerKeys | None, rec
         f"kvscope: engine {info.name} ready",
         (
             f"  {make_printable(info.model)}, {info.device} {info.dtype}, {info.attention_backend} attention; "
-            f"{info.allocator} KV in {counted(info.num_blocks, 'block')} of {info.block_size} slots, "
+            f"{info.allocator} {info.kv_dtype} KV in {counted(info.num_blocks, 'block')} of {info.block_size} slots, "
             f"{info.bytes_per_block:,} bytes each"
         ),
         f"  attach here:          kvscope attach {info.name}",

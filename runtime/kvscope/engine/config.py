@@ -14,6 +14,7 @@ MAX_BLOCK_SIZE = 1 << 16
 DEFAULT_MAX_MODEL_LEN = 4096  # where the model names no limit, or one beyond what a small pool can hold
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+KvCacheDtype = Literal["auto", "fp8_e4m3"]
 PreemptionPolicy = Literal["recompute", "swap", "auto"]
 AdmissionPolicy = Literal["now", "worst-case", "watermark"]
 AllocatorName = Literal["paged", "contiguous"]
@@ -45,6 +46,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
     dtype: Dtype = "auto"
+    kv_cache_dtype: KvCacheDtype = "auto"  # the model's own, or 8 bits
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: BackendName = "auto"
     seed: int = 0

@@ -8,6 +8,7 @@ from kvscope.engine import attention
 from kvscope.engine.attention import LayerGeometry, Probe
 from kvscope.engine.block_tables import Extent
 from kvscope.engine.config import ConfigError
+from kvscope.engine.kv_scales import KvPeaks, measure_peaks
 from kvscope.engine.model_runner import ModelRunner
 from kvscope.engine.request import Sequence
 from kvscope.kernels.backend import AttentionBackend
@@ -68,8 +69,10 @@ def own_logits(model: Any) -> torch.Tensor:
 
 def verify_paged(
     model: Any, layers: dict[int, LayerGeometry], backend: AttentionBackend, expected: torch.Tensor
-) -> None:
+) -> dict[int, KvPeaks]:
     """The logits of `own_logits` must come out on paged KV too, the text computed in uneven chunks.
+
+    Returns how large K and V became in each layer.
 
     Raises:
         ConfigError: they do not, so the model would be silently wrong.
@@ -87,6 +90,7 @@ def verify_paged(
             f"{_architecture(model)} cannot run on paged KV: its logits would differ by {difference:.3g} from its own "
             f"attention's (allowed {limit:.3g})"
         )
+    return {layer: measure_peaks(*cache) for layer, cache in runner.caches.items()}
 
 
 def _probe_tokens(model: Any) -> list[int]:

@@ -19,6 +19,7 @@ from kvscope.engine.attention import LayerGeometry
 from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig
 from kvscope.engine.dtype_probe import faster_dtype, typical_linear
 from kvscope.engine.fast_layers import restore, speed_up
+from kvscope.engine.kv_scales import KvPeaks
 from kvscope.engine.model_checks import (
     check_complete,
     check_windows,
@@ -46,6 +47,7 @@ class LoadedModel:
     max_model_len: int | None
     vocab_size: int
     eos_token_ids: frozenset[int]
+    kv_peaks: dict[int, KvPeaks]
 
 
 def load_model(config: EngineConfig, backend: AttentionBackend) -> LoadedModel:
@@ -69,7 +71,7 @@ def load_model(config: EngineConfig, backend: AttentionBackend) -> LoadedModel:
         expected = own_logits(model)
     if device.type == "cpu":
         pack_linears(model, calls)
-    _verify_fast(model, layers, backend, expected)
+    kv_peaks = _verify_fast(model, layers, backend, expected)
     return LoadedModel(
         name=config.model,
         model=model,
@@ -78,19 +80,22 @@ def load_model(config: EngineConfig, backend: AttentionBackend) -> LoadedModel:
         max_model_len=limit,
         vocab_size=int(model.get_input_embeddings().num_embeddings),
         eos_token_ids=_eos_token_ids(model, tokenizer),
+        kv_peaks=kv_peaks,
     )
 
 
-def _verify_fast(model: Any, layers: dict[int, LayerGeometry], backend: AttentionBackend, expected: Any) -> None:
+def _verify_fast(
+    model: Any, layers: dict[int, LayerGeometry], backend: AttentionBackend, expected: Any
+) -> dict[int, KvPeaks]:
     """Verify, on a CPU with the model's small operations replaced; if that is not right, then without."""
     undo = speed_up(model) if model.device.type == "cpu" else []
     try:
-        verify_paged(model, layers, backend, expected)
+        return verify_paged(model, layers, backend, expected)
     except ConfigError:
         if not undo:
             raise
         restore(undo)
-        verify_paged(model, layers, backend, expected)
+        return verify_paged(model, layers, backend, expected)
 
 
 def choose_device(config: EngineConfig) -> torch.device:

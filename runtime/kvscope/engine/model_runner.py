@@ -4,7 +4,7 @@ A step is one forward pass over the packed tokens of all extents. Rows of logits
 that reach their sequence's last token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from kvscope.engine.attention import LayerCache, LayerGeometry, PagedStep
 from kvscope.engine.block_tables import BlockCopy, Extent
 from kvscope.engine.host_blocks import HostBlocks
+from kvscope.engine.kv_scales import FP8, KvScales
 from kvscope.kernels.backend import AttentionBackend
 from kvscope.kernels.batch import PagedBatch
 from kvscope.kernels.huge_pages import huge_zeros
@@ -30,8 +31,12 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
+        scales: Mapping[int, KvScales] | None = None,
     ) -> None:
+        """With scales, of every layer, KV is stored in 8 bits; else in the model's own dtype."""
         self.model = model
+        self._scales = scales or {}
+        self._cache_dtype = FP8 if scales else model.dtype
         self.block_size = block_size
         self._backend = backend
         self._device = model.device
@@ -71,7 +76,7 @@ class ModelRunner:
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=self._tensor([ends[i] - 1 for i in choosing], torch.int64),
-            paged=PagedStep(batch, self.caches, self._backend),
+            paged=PagedStep(batch, self.caches, self._backend, self._scales),
         ).logits[0]
         rows = logits.to(device="cpu", dtype=torch.float32)
         return {extents[i].sequence.sequence_id: row for i, row in zip(choosing, rows, strict=True)}
@@ -109,8 +114,8 @@ class ModelRunner:
     def _new_cache(self, num_blocks: int, num_kv_heads: int, head_size: int) -> torch.Tensor:
         shape = (num_blocks, num_kv_heads, self.block_size, head_size)
         if self._device.type == "cpu":
-            return huge_zeros(shape, self.model.dtype)
-        return torch.zeros(shape, dtype=self.model.dtype, device=self._device)
+            return huge_zeros(shape, self._cache_dtype)
+        return torch.zeros(shape, dtype=self._cache_dtype, device=self._device)
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)

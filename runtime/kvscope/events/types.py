@@ -82,6 +82,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     admission: str = "now"  # now, worst-case or watermark
     allocator: str = "paged"  # or contiguous: one run of blocks per sequence, for its maximum
     sliding_window: Annotated[int, msgspec.Meta(ge=1)] | None = None  # no layer looks back further; None: one does
+    kv_cache_dtype: str = "auto"  # auto: as dtype
+
+    @property
+    def kv_dtype(self) -> str:
+        """What keys and values are stored as."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
 
 # --- the engine's life -------------------------------------------------------------------------------------------
