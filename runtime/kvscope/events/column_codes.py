@@ -125,6 +125,7 @@ class ColumnReader:
     def __init__(self, step: int, clean: Callable[[list[Any]], list[Any]]) -> None:
         self._step, self._clean, self._known = step, clean, list[Values]()
         self._validated: dict[tuple[int, Any], Values] = {}  # by the number `id` of a column that is known
+        self._constant: set[int] = set()  # the `id` of columns that say the same of all; they are known, too
         self._room = MAX_REPEATED_CHARACTERS
 
     def read(self, written: Any, count: int, *, is_inner: bool = False) -> Values:
@@ -135,10 +136,11 @@ class ColumnReader:
                 values = self._clean(found)
             case [Code.ALL, str() | int() | None as value, int(length)] if length == count:
                 values = self._repeated(self._clean([value]), count)
+                self._constant.add(id(values))
             case [Code.SAME, int(number)] if 0 <= number < len(self._known):
                 values = self._again(self._known[number])
             case [Code.SINGLES, inner] if not is_inner:
-                values = Singles(list(as_list(self.read(inner, count, is_inner=True))))
+                values = Singles(self._elements(self.read(inner, count, is_inner=True)))
             case [Code.PLUS, int(number), int(plus)] if 0 <= number < len(self._known):
                 values = self._add(self._known[number], plus)
             case [Code.STEPPING, str(code), bytes(data)]:
@@ -158,18 +160,40 @@ class ColumnReader:
         key = id(values), field_type
         found = self._validated.get(key)
         if found is None:
-            found = self._validated[key] = _validate(values, field_type)
+            found = self._validated[key] = self._validate(values, field_type)
         return found
+
+    def _validate(self, values: Values, field_type: Any) -> Values:
+        if isinstance(values, np.ndarray):
+            msgspec.convert([int(values.min()), int(values.max())], list[field_type])  # and so are all between
+            return values
+        if not isinstance(values, Singles):
+            return self._converted(values, field_type)
+        if get_origin(field_type) is not list:
+            raise msgspec.ValidationError("lists where there should be none")
+        return Singles(self._converted(values.elements, get_args(field_type)[0]))
+
+    def _converted(self, values: list[Any], field_type: Any) -> list[Any]:
+        if id(values) not in self._constant:
+            return msgspec.convert(values, list[field_type])
+        return msgspec.convert(values[:1], list[field_type]) * len(values)
 
     def _repeated(self, values: list[Any] | Singles, times: int = 1) -> Values:
         """A kilobyte of file must not become a gigabyte of state."""
         kinds = set(map(type, values))
         if not kinds <= _CONSTANT_KINDS:
             raise ColumnError("only text and numbers are said again")
-        self._room -= sum(len(value) for value in values if isinstance(value, str)) * times if str in kinds else 0
+        if str in kinds:
+            texts = values if len(kinds) == 1 else [value for value in values if isinstance(value, str)]
+            self._room -= sum(map(len, texts)) * times
         if self._room < 0:
             raise ColumnError("more text than a batch may hold")
         return values if times == 1 else list(values) * times
+
+    @staticmethod
+    def _elements(values: Values) -> list[Any]:
+        values = as_list(values)
+        return list(values) if isinstance(values, Singles) else values
 
     def _again(self, values: Values) -> Values:
         return values if isinstance(values, np.ndarray) else self._repeated(values)
@@ -184,14 +208,3 @@ class ColumnReader:
             return [other + plus for other in summands]
         except TypeError:
             raise ColumnError("only numbers can be added") from None
-
-
-def _validate(values: Values, field_type: Any) -> Values:
-    if isinstance(values, np.ndarray):
-        msgspec.convert([int(values.min()), int(values.max())], list[field_type])  # and so are all between
-        return values
-    if not isinstance(values, Singles):
-        return msgspec.convert(values, list[field_type])
-    if get_origin(field_type) is not list:
-        raise msgspec.ValidationError("lists where there should be none")
-    return Singles(msgspec.convert(values.elements, list[get_args(field_type)[0]]))  # type: ignore[misc]  # a value
