@@ -139,9 +139,7 @@ class BlockGrid(StripPane):
 
     def _find_sgr(self, opening: Opening) -> _Sgr:
         """All of them are found again only under other colours."""
-        filters = tuple(self.get_line_filters())
-        ground = self.background_colors[1] if filters else None
-        colours = (self._ground, filters, ground, opening.canvas, self._light.by)
+        colours = (self._ground, self.ink.filters, self.ink.background, opening.canvas, self._light.by)
         if colours != self._sgr_for:
             found = {look: self.sgr(opening, style) for look, style in STYLES[self._light.by].items()}
             self._sgr_found = _Sgr(found, self.sgr(opening, theme.FAINT), self.sgr(opening, None))

@@ -88,7 +88,7 @@ class StripWidget(DirectWidget):
 
     def render_line(self, y: int) -> Strip:
         strip = self._strips[y] if y < len(self._strips) else Strip([])
-        return _recolour(self).strip(strip.adjust_cell_length(self.size.width)).apply_style(self.rich_style)
+        return _recolour(self).strip(strip.adjust_cell_length(self.room.width)).apply_style(self.ink.base)
 
     def text(self) -> str:
         """What is on it, for tests and screen readers."""
@@ -109,7 +109,7 @@ class StripPane(ScrollView, DirectWidget):
     def __init__(self, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._strips: list[Strip] = []
-        self._ground, self._room = Ground(Recolour(), Style()), 0
+        self._ground, self._width = Ground(Recolour(), Style()), 0
         self._title = self._subtitle = ""
 
     note = ""  # for the title
@@ -136,11 +136,11 @@ class StripPane(ScrollView, DirectWidget):
 
     @property
     def content_width(self) -> int:
-        return self.scrollable_content_region.width
+        return self.room.width
 
     @property
     def content_height(self) -> int:
-        return self.scrollable_content_region.height
+        return self.room.height
 
     def redraw(self) -> None:
         """Draw again with the values at hand; cheap when nothing has changed."""
@@ -191,7 +191,7 @@ class StripPane(ScrollView, DirectWidget):
         return super().render_lines(crop)
 
     def before_lines(self) -> None:
-        self._ground, self._room = self._ground.on(_recolour(self), self.rich_style), self.size.width
+        self._ground, self._width = self._ground.on(_recolour(self), self.ink.base), self.size.width
 
     def sgr(self, opening: Opening, style: Style | None) -> str:
         """What the terminal gets for a style on this pane's ground."""
@@ -205,7 +205,7 @@ class StripPane(ScrollView, DirectWidget):
 
     def render_line(self, y: int) -> Strip:
         scroll_x, scroll_y = self.scroll_offset
-        return self._ground.lay(self.line_at(y + scroll_y), scroll_x, self._room)
+        return self._ground.lay(self.line_at(y + scroll_y), scroll_x, self._width)
 
     def copied_text(self) -> str:
         """What the copy key puts on the clipboard."""

@@ -13,7 +13,8 @@ event against the state just before it; `check_state` looks at a whole state. Ne
 """
 
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,28 +84,18 @@ class Auditor:
 
 def check_event(state: EngineState, event: Event) -> list[Finding]:
     """What is wrong with this event, given the state just before it."""
-    match event:
-        case ev.AuditFinding():
-            messages = [(event.rule, event.message)]
-        case ev.BlocksSwappedOut() | ev.BlocksSwappedIn() | ev.HostBlocksReleased():
-            messages = _check_swap(state, event)
-        case ev.BlocksAllocated():
-            messages = _check_allocation(state, event)
-        case ev.BlockCopied():
-            messages = _check_copy(state, event)
-        case ev.SlotsWritten():
-            messages = _check_write(state, event)
-        case ev.BlocksShared() | ev.SequenceForked():
-            messages = _check_share(state, event)
-        case ev.BlocksReused():
-            messages = _check_reuse(state, event)
-        case ev.BlocksEvicted():
-            messages = [(2, f"P{b} evicted, but it is not cached") for b in event.block_ids if not _is_cached(state, b)]
-        case ev.BlocksReleased() | ev.BlocksOutOfWindow():
-            messages = _check_release(state, event)
-        case _:
-            messages = []
-    return [Finding(rule, message, state.step) for rule, message in messages]
+    check = _CHECKS.get(type(event))
+    if check is None:
+        return []
+    return [Finding(rule, message, state.step) for rule, message in check(state, event)]
+
+
+def _tell_finding(state: EngineState, event: ev.AuditFinding) -> list[tuple[int, str]]:
+    return [(event.rule, event.message)]
+
+
+def _check_eviction(state: EngineState, event: ev.BlocksEvicted) -> list[tuple[int, str]]:
+    return [(2, f"P{b} evicted, but it is not cached") for b in event.block_ids if not _is_cached(state, b)]
 
 
 def _check_allocation(state: EngineState, event: ev.BlocksAllocated) -> list[tuple[int, str]]:
@@ -183,16 +174,8 @@ def _check_reuse(state: EngineState, event: ev.BlocksReused) -> list[tuple[int, 
     return messages
 
 
-def _check_swap(
-    state: EngineState, event: ev.BlocksSwappedOut | ev.BlocksSwappedIn | ev.HostBlocksReleased
-) -> list[tuple[int, str]]:
-    match event:
-        case ev.BlocksSwappedOut():
-            return _check_swap_out(state, event)
-        case ev.BlocksSwappedIn():
-            return _check_swap_in(state, event)
-        case _:
-            return _check_host_table(state, event.sequence_id, event.host_block_ids)
+def _check_host_release(state: EngineState, event: ev.HostBlocksReleased) -> list[tuple[int, str]]:
+    return _check_host_table(state, event.sequence_id, event.host_block_ids)
 
 
 def _check_swap_out(state: EngineState, event: ev.BlocksSwappedOut) -> list[tuple[int, str]]:
@@ -339,3 +322,20 @@ def _block_size(state: EngineState) -> int:
     if state.info is None:
         raise FoldError("the engine has not been announced")
     return state.info.block_size
+
+
+_CHECKS: dict[type[Event], Callable[[EngineState, Any], list[tuple[int, str]]]] = {
+    ev.AuditFinding: _tell_finding,
+    ev.BlocksSwappedOut: _check_swap_out,
+    ev.BlocksSwappedIn: _check_swap_in,
+    ev.HostBlocksReleased: _check_host_release,
+    ev.BlocksAllocated: _check_allocation,
+    ev.BlockCopied: _check_copy,
+    ev.SlotsWritten: _check_write,
+    ev.BlocksShared: _check_share,
+    ev.SequenceForked: _check_share,
+    ev.BlocksReused: _check_reuse,
+    ev.BlocksEvicted: _check_eviction,
+    ev.BlocksReleased: _check_release,
+    ev.BlocksOutOfWindow: _check_release,
+}
