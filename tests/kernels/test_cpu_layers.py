@@ -75,6 +75,23 @@ def test_an_error_in_any_thread_is_raised_and_the_next_call_works():
         assert done == [(0, 4)]
 
 
+def test_nobody_waits_for_a_thread_that_does_not_begin(monkeypatch):
+    monkeypatch.setattr(threads._Worker, "start", lambda worker, call: None)
+    seen = []
+    threads.share_out(lambda *stretch: seen.append(stretch), [(0, 1), (1, 3), (3, 4)])
+    assert seen == [(0, 0, 1), (0, 1, 3), (0, 3, 4)]
+
+
+def test_each_stretch_is_worked_off_once_by_as_many_threads_as_may(monkeypatch):
+    threads.share_out(lambda *_: None, [(i, i + 1) for i in range(6)])  # so that there are more of them
+    begun, start = [], threads._Worker.start
+    monkeypatch.setattr(threads._Worker, "start", lambda worker, call: begun.append(worker) or start(worker, call))
+    seen = []
+    threads.share_out(lambda *stretch: seen.append(stretch), [(i, i + 1) for i in range(9)], 3)
+    assert sorted(first for _, first, _ in seen) == list(range(9))
+    assert begun == threads._workers[:2]
+
+
 def test_a_call_inside_a_call_works_off_everything_itself():
     seen = []
 

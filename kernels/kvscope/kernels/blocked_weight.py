@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvscope.kernels.numba_gemv import BLOCK, multiply_function
-from kvscope.kernels.threads import share_out
+from kvscope.kernels.threads import STRETCHES_PER_THREAD, share_out
 
 MAX_ROWS = 2  # with more of them, arithmetic matters more than how the weight is read
 NEEDED_GAIN = 1.1  # below, another thread is not worth what it takes from others
@@ -45,8 +45,9 @@ class BlockedWeight:
         if self.num_threads == 1:
             self._function(0, num_blocks, *arguments)
         else:
-            bounds = [num_blocks * i // self.num_threads for i in range(self.num_threads + 1)]
-            share_out(lambda _, first, last: self._function(first, last, *arguments), list(pairwise(bounds)))
+            count = min(STRETCHES_PER_THREAD * self.num_threads, num_blocks)
+            stretches = list(pairwise(num_blocks * i // count for i in range(count + 1)))
+            share_out(lambda _, *stretch: self._function(*stretch, *arguments), stretches, self.num_threads)
         return output
 
 

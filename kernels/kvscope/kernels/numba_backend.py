@@ -16,7 +16,7 @@ from kvscope.kernels.batch import PagedBatch
 from kvscope.kernels.cpu_layers import DTYPES, functions_for
 from kvscope.kernels.layout import CacheLayout
 from kvscope.kernels.numba_attention import attention_kernel
-from kvscope.kernels.threads import even_stretches, share_out
+from kvscope.kernels.threads import STRETCHES_PER_THREAD, even_stretches, share_out
 from kvscope.kernels.torch_backend import TorchBackend
 
 # The integer type that a cache's elements are handed over as: numba knows no bfloat16 or fp8, and float16 only in part.
@@ -30,6 +30,7 @@ _HANDED_OVER_AS = {
 MAX_TILE_QUERIES = 8
 # Positions times heads below which waking another core costs more than it brings; and tokens to be written.
 MIN_WORK_PER_THREAD = 2048
+MIN_WORK_PER_STRETCH = 4 * MIN_WORK_PER_THREAD  # where each thread may have several
 MIN_WRITES_PER_THREAD = 64
 
 
@@ -57,7 +58,8 @@ class Plan(NamedTuple):
     tiles: NDArray[np.int64]
     """[num_tiles, 5], see `attention_kernel`."""
     stretches: Sequence[tuple[int, int]]
-    """Tiles `first:last`, one stretch per thread, of about equal work."""
+    """Tiles `first:last`, of about equal work."""
+    num_threads: int
     max_queries: int
 
 
@@ -140,7 +142,7 @@ class NumbaBackend(TorchBackend):
             scratch = self._worker_scratch(worker, scores_shape, block_elements)
             kernel(*arguments, first, last, *numbers, *scratch, output.numpy())
 
-        share_out(work_off, plan.stretches)
+        share_out(work_off, plan.stretches, plan.num_threads)
         return output.to(query.dtype)
 
     def _rows(self, cache: Tensor) -> tuple[NDArray[Any], CacheLayout]:
@@ -198,13 +200,16 @@ def plan_tiles(batch: PagedBatch, num_kv_heads: int) -> Plan:
     repeated = np.repeat(tiles, num_kv_heads, axis=0)
     work = np.cumsum(repeated[:, 1] * (repeated[:, 2] + repeated[:, 1]))
     max_queries = int(tiles[:, 1].max(initial=1))
-    return Plan(np.column_stack([repeated, heads]), _stretches(work), max_queries)
-
-
-def _stretches(work: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Tiles cut into stretches of equal work, as many as are worth a thread; `work [num_tiles]` is cumulative."""
     total = int(work[-1]) if len(work) else 0
     num_threads = max(min(torch.get_num_threads(), total // MIN_WORK_PER_THREAD, len(work)), 1)
-    targets = total * np.arange(1, num_threads) / num_threads
+    count = max(num_threads, min(STRETCHES_PER_THREAD * num_threads, total // MIN_WORK_PER_STRETCH))
+    stretches = _stretches(work, count if num_threads > 1 else 1)
+    return Plan(np.column_stack([repeated, heads]), stretches, num_threads, max_queries)
+
+
+def _stretches(work: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
+    """Tiles cut into at most `count` stretches of about equal work; `work [num_tiles]` is cumulative."""
+    total = int(work[-1]) if len(work) else 0
+    targets = total * np.arange(1, count) / count
     bounds = [0, *(np.searchsorted(work, targets) + 1).tolist(), len(work)]
     return [(first, last) for first, last in pairwise(bounds) if first < last] or [(0, 0)]

@@ -2,43 +2,65 @@
 
 numba's own would be a second OpenMP beside torch's, compile three times as long, and share out evenly by number instead
 of by length. An executor's futures cost 40 us a call, as much as a layer's whole attention over a short context.
+Nobody waits for a thread that has not begun: on a busy machine the caller then does all of the work itself.
 """
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from queue import SimpleQueue
 
 import torch
 
+# So many where they cost nothing: the fewer, the longer the first to end may have to wait for the last.
+STRETCHES_PER_THREAD = 4
 # Called as (number of the worker, first, last) for work[first:last].
 WorkOff = Callable[[int, int, int], object]
 
 
+class _Call:
+    """The stretches of one call: whoever is free takes the next."""
+
+    def __init__(self, work_off: WorkOff, stretches: Sequence[tuple[int, int]]) -> None:
+        self._work_off = work_off
+        self._left = deque(stretches)
+        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def work(self, worker: int) -> None:
+        """Work off stretches until none is left."""
+        while True:
+            try:
+                first, last = self._left.popleft()
+            except IndexError:
+                return
+            error: BaseException | None = None
+            try:
+                self._work_off(worker, first, last)
+            except BaseException as raised:  # the caller raises it
+                error = raised
+            self._ended.put(error)
+
+    def wait(self, num_stretches: int) -> list[BaseException | None]:
+        """What each stretch ended with; all have ended then."""
+        return [self._ended.get() for _ in range(num_stretches)]
+
+
 class _Worker:
-    """One thread, one task at a time."""
+    """One thread, one call at a time."""
 
     def __init__(self, number: int) -> None:
-        self._tasks: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._calls: SimpleQueue[_Call] = SimpleQueue()
+        self._number = number
         threading.Thread(target=self._serve, name=f"kvscope-worker-{number}", daemon=True).start()
 
-    def start(self, task: Callable[[], object]) -> None:
-        self._tasks.put(task)
-
-    def wait(self) -> BaseException | None:
-        """What the task ended with; it has ended then."""
-        return self._done.get()
+    def start(self, call: _Call) -> None:
+        self._calls.put(call)
 
     def _serve(self) -> None:
         while True:
-            error: BaseException | None = None
-            try:
-                self._tasks.get()()
-            except BaseException as raised:  # the caller raises it
-                error = raised
-            self._done.put(error)
+            self._calls.get().work(self._number)
 
 
 _workers: list[_Worker] = []
@@ -46,22 +68,22 @@ _lock = threading.Lock()  # one call at a time has the workers; a second one doe
 os.register_at_fork(after_in_child=_workers.clear)  # a child has this list and none of its threads
 
 
-def share_out(work_off: WorkOff, stretches: Sequence[tuple[int, int]]) -> None:
-    """Call `work_off(worker, first, last)` for each stretch, the first in this thread, the others beside it."""
-    if len(stretches) == 1 or not _lock.acquire(blocking=False):
+def share_out(work_off: WorkOff, stretches: Sequence[tuple[int, int]], num_threads: int | None = None) -> None:
+    """Call `work_off(worker, first, last)` for each stretch, in this thread and others: as many as there are stretches,
+    unless told otherwise. They are begun in order."""
+    num_threads = len(stretches) if num_threads is None else num_threads
+    if num_threads == 1 or not _lock.acquire(blocking=False):
         for first, last in stretches:
             work_off(0, first, last)
         return
     try:
-        while len(_workers) < len(stretches) - 1:
+        while len(_workers) < num_threads - 1:
             _workers.append(_Worker(len(_workers) + 1))
-        started = _workers[: len(stretches) - 1]
-        for number, (worker, (first, last)) in enumerate(zip(started, stretches[1:], strict=True), start=1):
-            worker.start(lambda number=number, first=first, last=last: work_off(number, first, last))  # type: ignore[misc]
-        try:
-            work_off(0, *stretches[0])
-        finally:
-            errors = [worker.wait() for worker in started]
+        call = _Call(work_off, stretches)
+        for worker in _workers[: num_threads - 1]:
+            worker.start(call)
+        call.work(0)
+        errors = call.wait(len(stretches))
     finally:
         _lock.release()
     for error in errors:
