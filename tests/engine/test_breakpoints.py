@@ -116,7 +116,7 @@ def test_free_blocks_falling_below(free_below: int, fake_engine: Callable[..., A
     state, expected = EngineState(), 0
     for batch in free_run.sink.batches:
         state = apply_batch(state, batch)
-        if not expected and state.num_free_blocks() < free_below:
+        if not expected and state.num_free_blocks() + state.num_cached_blocks() < free_below:
             expected = state.step
     fixture = build(fake_engine, world)
     service = EngineService(fixture.engine)
@@ -124,6 +124,21 @@ def test_free_blocks_falling_below(free_below: int, fake_engine: Callable[..., A
     serve_until(service, lambda: pauses(fixture))
     assert fixture.engine.step_number == expected > 0
     assert pauses(fixture)[0].reason.endswith(f"free blocks, below {free_below}, at step {expected}")
+
+
+def test_cached_blocks_count_as_free(fake_engine: Callable[..., Any]) -> None:
+    """They can be handed out, as in what a waiting request says; else a warm prefix cache would hide every shortage."""
+    work = [(13, {"max_tokens": 8}), (14, {"max_tokens": 8}), (15, {"max_tokens": 8})]
+    fixture = build(fake_engine, World({"num_blocks": 8, "prefix_caching": True, "max_num_seqs": 1}, work))
+    fixture.run(checked=False)
+    pool = fixture.engine.scheduler.pool
+    assert pool.num_free_blocks < 4 <= pool.num_available_blocks
+    params = ev.SamplingParams(ignore_eos=True, max_tokens=8)
+    fixture.engine.submit("", params, "w4", [9] * 16)
+    service = EngineService(fixture.engine)
+    service.set_breakpoints(Breakpoints(free_below=4))
+    serve_until(service, lambda: pauses(fixture) or not fixture.engine.has_work())
+    assert pauses(fixture)[0].reason.startswith("3 free blocks, below 4, at step ")
 
 
 def test_a_refusal_pauses_before_the_next_step(fake_engine: Callable[..., Any]) -> None:

@@ -12,7 +12,8 @@ class BreakpointWatch:
     """Looks at every phase's events, and remembers the first thing it was told to look for.
 
     Free blocks are watched at the ends of phases, and for falling: a pool that is below the limit already must rise
-    above it first. With nothing set, a look is one comparison.
+    above it first. Cached ones count as free, because they can be handed out. With nothing set, a look is one
+    comparison.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -36,7 +37,7 @@ class BreakpointWatch:
             return
         name = next((self._names[type(event)] for event in events if type(event) in self._names), None)
         if name is None and self._was_below and not was_below:
-            name = f"{self._pool.num_free_blocks} free blocks, below {self.wanted.free_below},"
+            name = f"{self._pool.num_available_blocks} free blocks, below {self.wanted.free_below},"
         self._hit = None if name is None else f"{name} at step {step}"
 
     def take_hit(self) -> str | None:
@@ -46,4 +47,4 @@ class BreakpointWatch:
 
     def _is_below(self) -> bool:
         free_below = self.wanted.free_below
-        return free_below is not None and self._pool.num_free_blocks < free_below
+        return free_below is not None and self._pool.num_available_blocks < free_below

@@ -87,7 +87,7 @@ class Counters(msgspec.Struct, kw_only=True):
 
 
 class Breakpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine pauses at: these events, and the moment in which fewer than `free_below` blocks are free."""
+    """What the engine pauses at: these events, and fewer than `free_below` blocks that are free or cached."""
 
     events: tuple[str, ...] = ()
     free_below: int | None = None
