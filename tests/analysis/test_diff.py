@@ -12,6 +12,7 @@ from kvscope.events.types import Event
 from kvscope.transport.recording import Recording
 
 from .conftest import PROMPT, edited, recording_of, run_engine
+from .test_check import folded
 
 
 def test_a_recording_and_itself(crowded: Recording) -> None:
@@ -85,6 +86,11 @@ def test_first_difference(position: int, calm: Recording) -> None:
     assert found.requests[1].difference is None
     row = next(line for line in diff_lines("a", "b", found) if line.startswith("r1"))
     assert f"sequence 1 differs at token {position}: token {difference.a} -> token 999" in row
+
+
+def test_a_recording_from_mid_life_says_so(calm: Recording) -> None:
+    later = Recording(Path("x"), calm.batches[6:], folded(calm, 6), 5)
+    assert diff(calm, later).notes == ["B begins with the state after batch 5; what was before is not in it"]
 
 
 def test_a_run_that_ends_earlier_is_a_difference(calm: Recording) -> None:

@@ -216,6 +216,10 @@ def test_damage_is_told(calm: Recording) -> None:
     torn = recording_of(batch for _, batch in calm.batches[:5])
     torn.missing = "ends abruptly after batch 4 (EOF)"
     assert stats_lines("x", measure(torn))[1] == "incomplete    ends abruptly after batch 4 (EOF)"
+    joined = Recording(Path("x"), calm.batches[6:], folded(calm, 6), 5)
+    assert "incomplete    begins with the state after batch 5; what was before is not in it" in stats_lines(
+        "x", measure(joined)
+    )
     holed = Recording(Path("x"), calm.batches[:5] + calm.batches[6:])
     assert "incomplete    batches 5 to 5 are not in it" in stats_lines("x", measure(holed))
 

@@ -147,6 +147,8 @@ def test_history_is_never_taken_for_live(width):
     assert "LIVE" not in header
     (banner,) = (strip.text for strip in draw_banner(frame, UNICODE, 160, 0.0))
     assert "12.4 s behind, 34 batches; the engine is STALE" in banner
+    one = frame._replace(behind=Behind(0, 1, Status.LIVE))
+    assert "0.0 s behind, 1 batch; the engine is LIVE" in draw_banner(one, UNICODE, 160, 0.0)[0].text
     other = frame._replace(behind=Behind(None, None, Status.LIVE))
     assert "another one runs now" in draw_banner(other, UNICODE, 160, 0.0)[0].text
 

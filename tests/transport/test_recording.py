@@ -184,6 +184,22 @@ def test_random_bytes_in_place_of_the_rest(chunked: Path, tmp_path: Path) -> Non
         assert recording is None or recording.missing is not None
 
 
+def test_a_recording_that_is_still_being_written(lab, tmp_path: Path, batches: list) -> None:
+    recorder = Recorder(tmp_path / "run.mcap")
+    recorder.record(0, 1, encode_batch(batches[0]))
+
+    def missing() -> str | None:
+        try:
+            return read_recording(recorder.path).missing
+        except RecordingError:  # nothing is on the disk yet
+            return None
+
+    said = "ends abruptly after batch 0: it is still being written, or its writer was killed"
+    lab.wait_until(lambda: missing() == said, said)
+    recorder.close()
+    assert missing() is None
+
+
 def test_a_hole_ends_the_recording(tmp_path: Path, batches: list) -> None:
     recorder = Recorder(tmp_path / "run.mcap")
     for seq in (0, 1, 4, 5):

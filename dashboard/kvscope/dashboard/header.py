@@ -9,6 +9,7 @@ from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.keys import DEFAULT_NAMES, KeyNames
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure, pad
+from kvscope.events.text import counted
 from kvscope.transport.source import Status
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
@@ -241,5 +242,5 @@ def _history_words(behind: Behind | None) -> str:
         return "not the live engine"
     if behind.elapsed_ns is None:
         return "the past of an engine that is gone; another one runs now"
-    batches = f", {behind.num_batches} batches" if behind.num_batches is not None else ""
+    batches = f", {counted(behind.num_batches, 'batch')}" if behind.num_batches is not None else ""
     return f"{_distance(behind)}{batches}; the engine is {behind.live_status.value}"

@@ -9,7 +9,7 @@ from kvscope.analysis.pool_meter import PoolMeter
 from kvscope.analysis.request_log import RequestLog
 from kvscope.analysis.stats import PoolSeries, count, num_steps
 from kvscope.analysis.walk import Observer, Walk, walk
-from kvscope.analysis.wording import hole_sentences
+from kvscope.analysis.wording import beginning, hole_sentences
 from kvscope.events.audit import Auditor, Finding, check_event, check_state
 from kvscope.events.state import EngineState
 from kvscope.events.text import counted
@@ -117,7 +117,7 @@ def _faults_of_the_stream(recording: AnyRecording, passed: Walk) -> list[Recorde
 
 def _notes(recording: AnyRecording, passed: Walk) -> Iterator[str]:
     if recording.initial_seq is not None:
-        yield f"it begins with the state after batch {recording.initial_seq}; what was before is not in it"
+        yield f"it {beginning(recording.initial_seq)}"
     if recording.missing is not None:
         yield recording.missing
     yield from hole_sentences(hole for hole in passed.holes if hole.is_marked)

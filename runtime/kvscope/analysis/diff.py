@@ -15,6 +15,7 @@ from kvscope.analysis.request_log import RequestLog, RequestRecord
 from kvscope.analysis.request_memory import RequestCost, RequestMemory
 from kvscope.analysis.stats import PoolSeries, Stats, summarize
 from kvscope.analysis.walk import walk
+from kvscope.analysis.wording import beginning
 from kvscope.events.types import EngineInfo, SamplingParams
 from kvscope.transport.recording.stored_series import AnyRecording
 
@@ -233,6 +234,8 @@ def _settings(a: _Side, b: _Side) -> Iterator[str]:
 
 
 def _notes(side: str, stats: Stats) -> Iterator[str]:
+    if stats.initial_seq is not None:
+        yield f"{side} {beginning(stats.initial_seq)}"
     if stats.missing is not None:
         yield f"{side} {stats.missing}"
     for first, last in stats.holes:

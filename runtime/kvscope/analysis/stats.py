@@ -51,6 +51,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     batches: int
     events: int
+    initial_seq: int | None  # not None: the batch whose state it begins with
     missing: str | None
     holes: list[tuple[int, int]]
     skipped_batches: int
@@ -141,6 +142,7 @@ def summarize(recording: AnyRecording, passed: Walk, series: PoolSeries, log: Re
     return Stats(
         batches=passed.num_batches,
         events=passed.num_events,
+        initial_seq=recording.initial_seq,
         missing=recording.missing,
         holes=[(hole.first_seq, hole.last_seq) for hole in passed.holes],
         skipped_batches=passed.num_skipped_batches,

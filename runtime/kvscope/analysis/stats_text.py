@@ -1,7 +1,7 @@
 """Statistics for people."""
 
 from kvscope.analysis.stats import RequestStats, Stats
-from kvscope.analysis.wording import fact, seconds, share
+from kvscope.analysis.wording import beginning, fact, seconds, share
 from kvscope.events.text import counted
 
 
@@ -42,7 +42,8 @@ def stats_lines(name: str, stats: Stats) -> list[str]:
 
 
 def _damage(stats: Stats) -> list[str]:
-    lines = [fact("incomplete", stats.missing)] if stats.missing is not None else []
+    lines = [fact("incomplete", beginning(stats.initial_seq))] if stats.initial_seq is not None else []
+    lines += [fact("incomplete", stats.missing)] if stats.missing is not None else []
     lines += [fact("incomplete", f"batches {first} to {last} are not in it") for first, last in stats.holes]
     if stats.skipped_batches:
         lines.append(fact("incomplete", f"{counted(stats.skipped_batches, 'batch')} do not fit; see kvscope check"))

@@ -22,6 +22,11 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "-"
 
 
+def beginning(initial_seq: int) -> str:
+    """What a recording from mid-life lacks."""
+    return f"begins with the state after batch {initial_seq}; what was before is not in it"
+
+
 def hole_sentences(holes: Iterable[Hole]) -> list[str]:
     return [
         f"batches {hole.first_seq} to {hole.last_seq} are not in it"

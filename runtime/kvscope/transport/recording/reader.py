@@ -197,6 +197,8 @@ class Parser:
             return f"every batch is there, the index at the end is damaged ({reason})"
         last = self.last_seq
         after = "" if last is None else f" after batch {last}"
+        if not num_unread:
+            return f"ends abruptly{after}: it is still being written, or its writer was killed"
         return f"ends abruptly{after}; {num_unread:,} bytes that follow are not read ({reason})"
 
 
