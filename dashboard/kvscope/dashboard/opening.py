@@ -39,10 +39,14 @@ def open_dashboard(
     if color_system != "auto":
         os.environ["TEXTUAL_COLOR_SYSTEM"] = color_system  # what Textual's widgets go by
     from kvscope.dashboard.app import DashboardApp
-    from kvscope.dashboard.lesson import LessonApp
     from kvscope.dashboard.themed import Look
 
-    app = (LessonApp if lesson else DashboardApp)(
+    kind = DashboardApp
+    if lesson:
+        from kvscope.dashboard.lesson import LessonApp
+
+        kind = LessonApp
+    app = kind(
         source,
         title=title,
         ascii_only=flags.ascii_only or settings.ascii or wants_ascii(),

@@ -1,6 +1,8 @@
 """`attach` and `replay`: a source, and the dashboard on it."""
 
 import contextlib
+import importlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +73,8 @@ def attach(
     from kvscope.transport.client import EngineClient
 
     require_terminal("attach", "a headless run is: kvscope run --prompt TEXT")
+    # What draws loads while the engine answers: each takes a tenth of a second or more, and one of them only waits.
+    threading.Thread(target=importlib.import_module, args=("kvscope.dashboard.app",), daemon=True).start()
     # Before the screen is taken over, so that a dead endpoint is one line and not an empty dashboard.
     history, tap = History(), Tap()
     client = EngineClient(endpoints, View(history, tap)).connect(connect_timeout_s)
