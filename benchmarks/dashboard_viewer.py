@@ -28,7 +28,7 @@ from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import UNICODE
-from kvscope.dashboard.panes import RequestsPane
+from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.sparing import SparingApp
 from kvscope.dashboard.terminal import run_screen
 from kvscope.dashboard.viewer import Connected

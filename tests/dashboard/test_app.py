@@ -32,8 +32,9 @@ from kvscope.dashboard.grid_layout import Zoom
 from kvscope.dashboard.help import HelpScreen, draw_help
 from kvscope.dashboard.keys import KEYS, PANES, key_names
 from kvscope.dashboard.pane import StripPane, StripWidget
-from kvscope.dashboard.panes import RequestsPane, TextPane
+from kvscope.dashboard.panes import TextPane
 from kvscope.dashboard.prompt import PromptBar, PromptInput
+from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.screen_size import Arrangement, arrange
 from kvscope.dashboard.table_pane import TablePane
 from kvscope.dashboard.viewer import Connected

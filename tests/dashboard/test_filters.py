@@ -5,6 +5,7 @@ from dashboard_story import StorySource, candidates_batches, crowded_engine
 from textual.events import Key
 from textual.widgets import Input
 
+from kvscope.dashboard.events_pane import EventsPane
 from kvscope.dashboard.filter_screen import FilterScreen
 from kvscope.dashboard.filters import (
     EVERYTHING,
@@ -20,8 +21,8 @@ from kvscope.dashboard.filters import (
 )
 from kvscope.dashboard.frames import FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import UNICODE
-from kvscope.dashboard.panes import EventsPane, RequestsPane
 from kvscope.dashboard.requests import draw_request_row, last_preemptions, list_rows
+from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.events.fold import apply_event, begin_batch
 from kvscope.events.state import EngineState
 from kvscope.transport.recording import Recording, ReplaySource

@@ -2,23 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-from textual.app import ComposeResult, SuspendNotSupported
+from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 from textual.message import Message
 
-from kvscope.dashboard.actions import ActionsApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.cadence import Cadence
 from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.copies import DEVICE, HOST
 from kvscope.dashboard.dialogue import open_dialogue
-from kvscope.dashboard.editor import EditorError, edit_text
+from kvscope.dashboard.events_pane import EventsPane
 from kvscope.dashboard.filter_screen import FilterChanged, FilterScreen
 from kvscope.dashboard.filters import blocks_of, request_of, sequence_of
 from kvscope.dashboard.footer import KeyFooter
@@ -28,21 +26,21 @@ from kvscope.dashboard.header import draw_banner, draw_gauge, draw_header
 from kvscope.dashboard.insight_pane import InsightPane
 from kvscope.dashboard.keys import PANES, app_bindings
 from kvscope.dashboard.pane import StripPane, StripWidget
-from kvscope.dashboard.panes import BlockPane, EventsPane, RequestsPane, TextPane
+from kvscope.dashboard.panes import BlockPane, TextPane
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.pools import Pools, host_title
 from kvscope.dashboard.prompt import PromptBar
-from kvscope.dashboard.prompt_history import PromptHistory
+from kvscope.dashboard.prompting import PromptingApp
 from kvscope.dashboard.pump import FramePump
-from kvscope.dashboard.replies import ask
+from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small
 from kvscope.dashboard.selection import Shown, latest_block, shown_sequence
 from kvscope.dashboard.table_pane import TablePane
 from kvscope.dashboard.themed import Look
 from kvscope.dashboard.timeline_bar import TimelineBar
 from kvscope.events.text import make_printable
-from kvscope.events.types import RequestRefused, SamplingParams
-from kvscope.transport.source import PendingReply, Source
+from kvscope.events.types import SamplingParams
+from kvscope.transport.source import Source
 
 MEDIUM_HEIGHT, TALL_HEIGHT = 30, 42  # from here on a narrow screen shows the events, and the other lists, for good
 
@@ -61,7 +59,7 @@ class FrameReady(Message):
         return isinstance(message, FrameReady)
 
 
-class DashboardApp(ActionsApp):
+class DashboardApp(PromptingApp):
     """Watches one source. `scripted_prompts` are sent one after the other until the user types."""
 
     CSS_PATH = "dashboard.tcss"
@@ -83,7 +81,7 @@ class DashboardApp(ActionsApp):
     ) -> None:
         super().__init__(source, ASCII if ascii_only else UNICODE, look)
         self._source_title = make_printable(title)
-        self._script, self._script_delay_s = list(scripted_prompts), scripted_delay_s
+        self.script(scripted_prompts, scripted_delay_s)
         self._defaults = defaults if defaults is not None else SamplingParams()
         self._pump = FramePump(source.view, lambda frame: self.post_message(FrameReady(frame)), fps)
         self._cadence = Cadence(fps)
@@ -92,7 +90,6 @@ class DashboardApp(ActionsApp):
         self._cursor: int | None = None  # a block of the pool, or one of the host pool: never both
         self._host_cursor: int | None = None
         self._colour_by = ColourBy.OWNER
-        self._sent: set[str] = set()  # requests from here
         self._bar_height = 0  # rows of the timeline; with none it shares a line with the player's numbers
         self._front = "requests"  # the pane below the grid in the compact arrangement
 
@@ -131,10 +128,7 @@ class DashboardApp(ActionsApp):
         self.tell_notices()
         if getattr(self._source, "is_brief", False):
             self.tell(f"a short recording: {self.key_names['play']} plays it")
-        if self._look.prompts is not None:
-            self.query_one(PromptBar).input.keep_in(PromptHistory(self._look.prompts))
-        if self._script and self._source.control is not None:
-            self.set_timer(self._script_delay_s, self._next_scripted)
+        self.begin_prompting()
 
     def on_unmount(self) -> None:
         self._pump.close()
@@ -214,7 +208,7 @@ class DashboardApp(ActionsApp):
         requests = base.query_one(RequestsPane)
         self._selected = requests.followed(frame) or self._selected
         requests.show(frame, self._selected, self._holders_of_cursor())
-        self._tell_refused()
+        self.tell_refused()
         whole = shown is not None and self._selected == shown[0].request_id and len(shown[0].sequences) > 1
         base.query_one(TablePane).show(frame, shown, whole=whole)
         base.query_one(TextPane).show(shown)
@@ -406,56 +400,3 @@ class DashboardApp(ActionsApp):
     def _zoomed(self) -> BlockGrid:
         """The grid that has the focus, else the block pool's."""
         return self.focused if isinstance(self.focused, BlockGrid) else self.query_one("#grid", BlockGrid)
-
-    # --- the prompt -----------------------------------------------------------------------------------------------
-
-    def action_focus_prompt(self) -> None:
-        self.screen.set_focus(self.query_one(PromptBar).input)
-
-    def action_edit_prompt(self) -> None:
-        """The terminal is the editor's until it ends; the engine goes on."""
-        prompt = self.query_one(PromptBar).input
-        try:
-            with self.suspend():
-                text = edit_text(prompt.value)
-        except SuspendNotSupported:
-            self.tell("no editor here: this terminal cannot be handed over", severity="warning")
-        except EditorError as error:
-            self.tell(str(error), severity="error")
-        else:
-            prompt.value = text
-            self.action_focus_prompt()
-
-    def action_leave_prompt(self) -> None:
-        self.query_one("#grid").focus()
-
-    def on_prompt_bar_typed(self) -> None:
-        self._script.clear()
-
-    def on_prompt_bar_submitted(self, message: PromptBar.Submitted) -> None:
-        control = self._source.control
-        if control is None:
-            self.query_one(PromptBar).note(self.no_control)
-            return
-        options = msgspec.structs.asdict(message.params) | {"stop": list(message.params.stop)}
-        self.run_worker(self._submit(lambda: control.submit(message.text, options)), exit_on_error=False)
-
-    async def _submit(self, call: Callable[[], PendingReply]) -> None:
-        """What is wrong with a prompt is said where it was typed: by the answer, or by the engine's events later."""
-        reply = await ask(call)
-        if not reply.ok:
-            self.query_one(PromptBar).note(f"prompt refused: {reply.error or 'without a reason'}")
-            return
-        self._sent.add(reply.request_id)
-        self._tell_refused()
-
-    def _tell_refused(self) -> None:
-        for entry in self.screen_stack[0].query_one(RequestsPane).refused:
-            if isinstance(entry.event, RequestRefused) and entry.event.request_id in self._sent:
-                self._sent.remove(entry.event.request_id)
-                self.screen_stack[0].query_one(PromptBar).note(f"prompt refused: {entry.event.reason}")
-
-    def _next_scripted(self) -> None:
-        if self._script:
-            self.query_one(PromptBar).submit(self._script.pop(0), is_typed=False)
-            self.set_timer(self._script_delay_s, self._next_scripted)

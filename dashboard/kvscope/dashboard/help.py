@@ -10,11 +10,12 @@ from textual.strip import Strip
 
 from kvscope.dashboard import theme
 from kvscope.dashboard.block_grid import BlockGrid
+from kvscope.dashboard.events_pane import EventsPane
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.keys import DEFAULT_NAMES, KEYS, KeyNames, key_names
 from kvscope.dashboard.pane import StripPane, key_names_of
-from kvscope.dashboard.panes import EventsPane, RequestsPane
 from kvscope.dashboard.prompt import PromptInput
+from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.strips import Part, make_strip, wrap_parts
 from kvscope.dashboard.table_pane import TablePane
 

@@ -12,7 +12,7 @@ from kvscope.dashboard.candidates import CandidatesDrawing
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.pane import LazyPane
-from kvscope.dashboard.panes import RequestsPane
+from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
 from kvscope.dashboard.table import TableDrawing
