@@ -1,13 +1,16 @@
 """A table whose beginning fell out of the sliding window: the rest keeps its logical numbers on the screen."""
 
 import msgspec
+import numpy as np
 from dashboard_story import candidates_batches
 from test_drawing import drawn, frame_of, lines
 
 from kvscope.dashboard.cards import build_captions
 from kvscope.dashboard.glyphs import UNICODE
+from kvscope.dashboard.pool_frame import build_host_pool
 from kvscope.dashboard.selection import light_of, shown_sequence, touched_blocks
 from kvscope.dashboard.table import TableDrawing, draw_table
+from kvscope.dashboard.table_pane import TablePane
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.events.types import Batch, BlocksOutOfWindow, EngineStarted
 
@@ -50,6 +53,22 @@ def test_numbers_elsewhere_are_the_same():
     text = "\n".join(draw_entry(entry, UNICODE).text for entry in frame.log)
     assert "- r1.1 lets go of P0: L0 out of the sliding window, 1 back to the pool" in text
     assert "r1.1 wrote position 6 (P1 slot 2)" in text
+
+
+def test_slots_on_the_host_are_counted_from_the_first_block_that_is_left():
+    frame = frame_of(windowed_batches())
+    request, sequence = shown_sequence(frame, "r1.0")
+    moved = request._replace(sequences=(sequence._replace(table=(), host_table=(3, 1), num_released=1, num_written=9),))
+    host = build_host_pool(4, np.array([0, 1, 0, 1], np.int32), [moved])
+    assert host.written.tolist() == [0, 1, 0, 4]
+
+
+def test_the_cursor_stays_where_there_are_slots():
+    pane = TablePane(UNICODE, id="table")
+    frame = frame_of(windowed_batches())
+    pane._frame, pane._shown = frame, shown_sequence(frame, "r1.0")
+    assert pane._slots == range(4, 8)
+    assert [pane._within(token) for token in (0, 5, 9)] == [4, 5, 7]
 
 
 def test_a_token_is_found_under_its_row():

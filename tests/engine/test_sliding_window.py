@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 
+from kvscope.analysis.ledger import Bookkeeper
+from kvscope.analysis.pool_meter import PoolMeter
 from kvscope.engine import build
 from kvscope.engine.attention import LayerGeometry
 from kvscope.engine.config import EngineConfig
@@ -18,11 +20,12 @@ from kvscope.engine.model_loader import LoadedModel, load_model
 from kvscope.events import transposed
 from kvscope.events import types as ev
 from kvscope.events.codec import encode_batch
-from kvscope.events.fold import apply_batch
+from kvscope.events.fold import apply_batch, apply_event, begin_batch
 from kvscope.events.fold_transposed import apply_transposed
 from kvscope.events.state import EngineState
 from kvscope.events.types import SamplingParams
 from kvscope.kernels.backend import get_backend
+from kvscope.transport.timetravel.survey import held_after
 
 from .test_architectures import SMALL, save
 
@@ -156,6 +159,44 @@ def test_the_recorded_form_folds_to_the_same_state(
         state = apply_batch(state, batch) if whole is None else apply_transposed(state, whole)
     assert state == fixture.engine.state()
     assert len(given_up(fixture)) > 10
+
+
+def test_accounts_kept_event_by_event_are_those_of_the_state(fake_engine: Callable[..., Any]) -> None:
+    """Of the pool, of what is held, and of tokens that lie in several blocks, although the first of them are gone."""
+    fixture = fake_engine(num_blocks=24, sliding_window=10)
+    params = SamplingParams(n=2, max_tokens=20, ignore_eos=True, temperature=0.0)
+    for name in "ab":
+        fixture.engine.submit("", params, name, [1, 2, 3] * 3)
+    fixture.run()
+    state, meter, held, most_duplicates = EngineState(), PoolMeter(), 0, 0
+    for batch in fixture.sink.batches:
+        begin_batch(state, batch)
+        for event in batch.events:
+            meter.before_event(state, event)
+            state = apply_event(state, event)
+            meter.after_event(state, event)
+            held = held_after(held, state, event)
+        fresh = PoolMeter()
+        fresh.on_state(state)
+        assert meter.figures == fresh.figures
+        assert held == meter.figures.held
+        duplicates = Bookkeeper().draw_up(state).duplicates
+        assert duplicates == count_duplicates(state)
+        is_behind = any(sequence.num_released for r in state.requests.values() for sequence in r.sequences)
+        most_duplicates = max(most_duplicates, duplicates if is_behind else 0)
+    assert most_duplicates > 1
+
+
+def count_duplicates(state: EngineState) -> int:
+    """Full blocks whose tokens, from the first on, are those of another held block; from the definition."""
+    holders: dict[tuple[int, ...], set[int]] = {}
+    for request in state.requests.values():
+        for sequence in request.sequences:
+            tokens = [*request.prompt_token_ids, *sequence.token_ids]
+            for logical, block_id in enumerate(sequence.block_table, sequence.num_released):
+                if sequence.num_written >= (logical + 1) * 4:
+                    holders.setdefault(tuple(tokens[: (logical + 1) * 4]), set()).add(block_id)
+    return sum(len(blocks) - 1 for blocks in holders.values())
 
 
 def test_a_hit_needs_the_whole_chain(fake_engine: Callable[..., Any]) -> None:
