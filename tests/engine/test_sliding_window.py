@@ -26,6 +26,7 @@ from kvscope.events.state import EngineState
 from kvscope.events.types import SamplingParams
 from kvscope.kernels.backend import get_backend
 from kvscope.transport.timetravel.survey import held_after
+from kvscope.transport.timetravel.watch import lets_go_of
 
 from .test_architectures import SMALL, save
 
@@ -163,9 +164,9 @@ def test_the_recorded_form_folds_to_the_same_state(
 
 def test_accounts_kept_event_by_event_are_those_of_the_state(fake_engine: Callable[..., Any]) -> None:
     """Of the pool, of what is held, and of tokens that lie in several blocks, although the first of them are gone."""
-    fixture = fake_engine(num_blocks=24, sliding_window=10)
+    fixture = fake_engine(num_blocks=14, sliding_window=10, num_host_blocks=40, preemption="swap")
     params = SamplingParams(n=2, max_tokens=20, ignore_eos=True, temperature=0.0)
-    for name in "ab":
+    for name in "abc":
         fixture.engine.submit("", params, name, [1, 2, 3] * 3)
     fixture.run()
     state, meter, held, most_duplicates = EngineState(), PoolMeter(), 0, 0
@@ -176,6 +177,8 @@ def test_accounts_kept_event_by_event_are_those_of_the_state(fake_engine: Callab
             state = apply_event(state, event)
             meter.after_event(state, event)
             held = held_after(held, state, event)
+            if isinstance(event, ev.BlocksReleased | ev.BlocksOutOfWindow | ev.BlocksSwappedOut):
+                assert all(lets_go_of(block_id).matches(event) for block_id in event.block_ids)
         fresh = PoolMeter()
         fresh.on_state(state)
         assert meter.figures == fresh.figures
@@ -185,6 +188,7 @@ def test_accounts_kept_event_by_event_are_those_of_the_state(fake_engine: Callab
         is_behind = any(sequence.num_released for r in state.requests.values() for sequence in r.sequences)
         most_duplicates = max(most_duplicates, duplicates if is_behind else 0)
     assert most_duplicates > 1
+    assert state.counters.blocks_swapped_in > 0
 
 
 def count_duplicates(state: EngineState) -> int:

@@ -16,6 +16,8 @@ _TOUCHING = frozenset(
         ev.BlocksEvicted,
         ev.BlocksReleased,
         ev.BlocksOutOfWindow,
+        ev.BlocksSwappedOut,
+        ev.BlocksSwappedIn,
         ev.BlockCopied,
         ev.SlotsWritten,
     }
@@ -91,6 +93,8 @@ def _block_ids(state: EngineState, event: Event) -> list[int]:
             | ev.BlocksEvicted(block_ids=ids)
             | ev.BlocksReleased(block_ids=ids)
             | ev.BlocksOutOfWindow(block_ids=ids)
+            | ev.BlocksSwappedOut(block_ids=ids)
+            | ev.BlocksSwappedIn(block_ids=ids)
         ):
             return ids
         case ev.BlockCopied():

@@ -158,11 +158,11 @@ def held_after(held: int, state: EngineState, event: Event) -> int:
     """
     refs = state.ref_counts
     match event:
-        case ev.BlocksAllocated() | ev.BlocksReused():
+        case ev.BlocksAllocated() | ev.BlocksReused() | ev.BlocksSwappedIn():
             return held + sum(refs[block_id] == 1 for block_id in event.block_ids)
         case ev.BlockCopied():
             return held + (refs[event.target_block] == 1) - (refs[event.source_block] == 0)
-        case ev.BlocksReleased() | ev.BlocksOutOfWindow():
+        case ev.BlocksReleased() | ev.BlocksOutOfWindow() | ev.BlocksSwappedOut():
             return held - sum(refs[block_id] == 0 for block_id in event.block_ids)
         case ev.EngineStarted() | FullState():
             return _count_held(state)

@@ -47,7 +47,8 @@ def lets_go_of(block_id: int) -> Watch:
     def matches(event: Event) -> bool:
         if isinstance(event, ev.BlockCopied):
             return event.source_block == block_id
-        return isinstance(event, ev.BlocksReleased | ev.BlocksOutOfWindow) and block_id in event.block_ids
+        is_release = isinstance(event, ev.BlocksReleased | ev.BlocksOutOfWindow | ev.BlocksSwappedOut)
+        return is_release and block_id in event.block_ids
 
     return Watch(matches, _needles(block_id))
 
