@@ -47,8 +47,9 @@ def lets_go_of(block_id: int) -> Watch:
     def matches(event: Event) -> bool:
         if isinstance(event, ev.BlockCopied):
             return event.source_block == block_id
-        is_release = isinstance(event, ev.BlocksReleased | ev.BlocksOutOfWindow | ev.BlocksSwappedOut)
-        return is_release and block_id in event.block_ids
+        if isinstance(event, ev.BlocksReleased | ev.BlocksOutOfWindow | ev.BlocksSwappedOut):
+            return block_id in event.block_ids
+        return False
 
     return Watch(matches, _needles(block_id))
 
