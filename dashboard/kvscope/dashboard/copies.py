@@ -121,6 +121,7 @@ class _Copy(NamedTuple):
     frame: RequestFrame
     facts: tuple[object, ...]
     sequences: list[_SequenceCopy]
+    prompt_pieces: list[str]
 
 
 class RequestCopies:
@@ -149,12 +150,17 @@ def _copy(request: RequestState, known: _Copy | None) -> _Copy:
     parts = [_facts(sequence, request.prompt_pieces) for sequence in request.sequences]
     facts = head, tail, parts
     if known is not None and known.facts == facts:
-        return _Copy(known.frame, facts, known.sequences)  # lists of another state with the same entries are held now
+        if known.prompt_pieces is request.prompt_pieces:
+            return known
+        # A state from elsewhere that says the same: from now on its lists are the ones to be known again.
+        return _Copy(known.frame, facts, known.sequences, request.prompt_pieces)
     before = known.sequences if known is not None and len(known.sequences) == len(parts) else [None] * len(parts)
     sequences = list(map(_copy_sequence, request.sequences, repeat(request.prompt_pieces), parts, before))
     frames = tuple([copy.frame for copy in sequences])
     # By position: names cost as much as all the rest of it, thousands of times a second.
-    return _Copy(RequestFrame(*head, frames, _owner_code(request.request_id), *tail), facts, sequences)
+    return _Copy(
+        RequestFrame(*head, frames, _owner_code(request.request_id), *tail), facts, sequences, request.prompt_pieces
+    )
 
 
 def _facts(sequence: SequenceState, prompt_pieces: list[str]) -> tuple[object, ...]:
