@@ -13,10 +13,13 @@ from kvscope.analysis.ledger import Bookkeeper
 from kvscope.analysis.pool_meter import PoolMeter
 from kvscope.engine import build
 from kvscope.engine.attention import LayerGeometry
+from kvscope.engine.block_pool import BlockPool
+from kvscope.engine.block_tables import BlockTables, Extent
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.intake import RequestRefusedError
 from kvscope.engine.model_hub import resolve_model
 from kvscope.engine.model_loader import LoadedModel, load_model
+from kvscope.engine.request import Sequence
 from kvscope.events import transposed
 from kvscope.events import types as ev
 from kvscope.events.codec import encode_batch
@@ -117,6 +120,38 @@ def test_what_is_held_is_bounded_by_the_window(fake_engine: Callable[..., Any]) 
                 if state.phase == "commit":
                     assert len(sequence.block_table) <= max(blocks, -(-2 // block_size)) + 1
                     assert sequence.num_released > 0 or sequence.num_written < window + 2 * block_size
+
+
+@pytest.mark.parametrize(("window", "first_read"), [(None, 0), (1, 9), (2, 9), (3, 8), (10, 1), (11, 0), (12, 0)])
+def test_only_what_no_layer_reads_is_given_up(window: int | None, first_read: int) -> None:
+    """Blocks of one slot, 10 of 11 positions computed: the next token is the eleventh."""
+    events: list[ev.Event] = []
+    tables = BlockTables(BlockPool(16, 1), events, window=window)
+    sequence = Sequence("r.0", 0, [1] * 11)
+    tables.prepare(Extent(sequence, 0, 10))
+    sequence.num_computed = 10
+    tables.release_out_of_window(sequence)
+    assert (sequence.num_released, len(sequence.block_table)) == (first_read, 10 - first_read)
+    assert len(events) == (2 if first_read else 1)
+    assert tables.check_integrity([sequence]) == []
+
+
+def test_integrity_says_what_was_given_up_too_early() -> None:
+    tables = BlockTables(BlockPool(16, 4), [], window=6)
+    sequence = Sequence("r.0", 0, [1] * 9)
+    tables.prepare(Extent(sequence, 0, 8))
+    sequence.num_computed = 8
+    tables.pool.release(sequence.block_table[:1])
+    sequence.block_table, sequence.num_released = sequence.block_table[1:], 1
+    assert tables.check_integrity([sequence]) == ["r.0 has given up L0-L0, its next token reads from 3 on"]
+
+
+@pytest.mark.parametrize(("window", "block_size", "most"), [(1, 1, 4), (2, 1, 4), (3, 1, 5), (8, 4, 4), (9, 4, 5)])
+def test_most_that_a_sequence_holds(window: int, block_size: int, most: int) -> None:
+    """The window's blocks and one at either end; those of a step's tokens come once, however many sequences."""
+    tables = BlockTables(BlockPool(16, block_size), [], window=window)
+    assert tables.most_held(1, 0) == most
+    assert tables.most_held(3, 5 * block_size) == 3 * most + 5
 
 
 def test_a_request_larger_than_the_pool_runs_alone_and_beside_others(fake_engine: Callable[..., Any]) -> None:

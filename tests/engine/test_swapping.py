@@ -21,12 +21,16 @@ def compute(tables: BlockTables, sequence: Sequence, stop: int) -> None:
     num_common=st.integers(1, 10),
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
     more=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+    window=st.none() | st.integers(1, 8),
 )
-@example(num_common=BLOCK_SIZE - 1, lengths=[0, 0, 0], more=[1, 0, 0, 0])  # one of three writes into what they share
-def test_coming_back_takes_the_blocks_that_were_announced(num_common: int, lengths: list[int], more: list[int]) -> None:
+@example(num_common=BLOCK_SIZE - 1, lengths=[0, 0, 0], more=[1, 0, 0, 0], window=None)  # one writes into a shared block
+@example(num_common=10, lengths=[0, 0], more=[1, 5], window=4)  # the same, and the table's beginning is gone
+def test_coming_back_takes_the_blocks_that_were_announced(
+    num_common: int, lengths: list[int], more: list[int], window: int | None
+) -> None:
     """Candidates with a common history, each a bit longer; some compute on when they are back, some do not."""
     events: list[Event] = []
-    tables = BlockTables(BlockPool(64, BLOCK_SIZE), events)
+    tables = BlockTables(BlockPool(64, BLOCK_SIZE), events, window=window)
     swapper = Swapper(tables, 64, events)
     family = [Sequence(f"r.{index}", index, [1] * 40) for index in range(len(lengths))]
     compute(tables, family[0], num_common)
@@ -36,6 +40,7 @@ def test_coming_back_takes_the_blocks_that_were_announced(num_common: int, lengt
     for sequence, length in zip(family, lengths, strict=True):
         if length:
             compute(tables, sequence, num_common + length)
+        tables.release_out_of_window(sequence)
     announced = swapper.host_blocks_needed(family)
     swapper.swap_out(family)
     assert 64 - swapper.host_pool.num_available_blocks == announced
