@@ -46,6 +46,8 @@ def test_the_same_state_after_every_batch(make_stream, seed: int, together: int,
     """
     rng, batches = random.Random(seed), make_stream(seed).take(60)
     plain, other = EngineState(), EngineState()
+    plain.trace()
+    other.trace()
     finder = Finder(other)
     for start in range(0, len(batches), together):
         part = batches[start : start + together]
@@ -64,6 +66,9 @@ def test_the_same_state_after_every_batch(make_stream, seed: int, together: int,
         assert all(other.find(name) == known for name, known in finder.items())
         for name in ("ref_counts", "written_slots"):
             assert getattr(other, name).take_touched().tolist() == getattr(plain, name).take_touched().tolist()
+        assert plain.traces
+        assert other.traces
+        assert (other.traces.writes, other.traces.hits) == (plain.traces.writes, plain.traces.hits)
         if data is not None:
             assert outcome(apply_transposed, before.restore(), read_transposed(data)) == found
 
