@@ -61,3 +61,17 @@ def test_a_sequence_that_holds_nothing_on_the_host_gives_nothing_back() -> None:
     sequence = Sequence("r.0", 0, [1] * 8, num_computed=3)
     Swapper(tables, 4, events).release(sequence)
     assert (events, sequence.num_computed) == ([], 3)
+
+
+def test_only_written_blocks_go_to_the_host_also_behind_a_window() -> None:
+    """L0 is out of the window, L1 is written, L2 and L3 are reserved."""
+    events: list[Event] = []
+    tables = BlockTables(BlockPool(8, BLOCK_SIZE), events, window=4)
+    swapper = Swapper(tables, 4, events)
+    sequence = Sequence("r.0", 0, [1] * 16)
+    compute(tables, sequence, 8)
+    tables.release_out_of_window(sequence)
+    tables.grow(sequence, 16)
+    assert (sequence.num_released, len(sequence.block_table)) == (1, 3)
+    assert swapper.host_blocks_needed([sequence]) == 1
+    assert len(swapper.swap_out([sequence])) == len(sequence.host_table) == 1
