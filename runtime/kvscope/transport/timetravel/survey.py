@@ -107,7 +107,7 @@ class Survey:
     def _positions(self) -> Iterable[int]:
         """All batches, with a rest now and then; fewer when the survey is closed."""
         for position in range(len(self._index)):
-            if time.perf_counter() - self._rested_at > WORK_S:
+            if not self._may_work.is_set() or time.perf_counter() - self._rested_at > WORK_S:
                 if self._closing.wait(REST_S):
                     return
                 self._may_work.wait()
