@@ -1,9 +1,12 @@
 """Frames: values copied out of a view, and the totals computed from them."""
 
+import copy
 import subprocess
 import sys
 import threading
 
+import msgspec
+import numpy as np
 import pytest
 from dashboard_story import (
     EPOCH,
@@ -16,13 +19,17 @@ from dashboard_story import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvscope.dashboard.column_copies import ColumnCopies
 from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import FrameBuilder, RateMeter, build_frame
 from kvscope.dashboard.owners import NOBODY, NUM_OWNER_COLOURS, SEVERAL, OwnerCodes, owner_code
 from kvscope.dashboard.pool_frame import PoolCopy, build_pool, count_blocks
 from kvscope.dashboard.pump import FramePump
+from kvscope.events import types as ev
 from kvscope.events.columns import Column
-from kvscope.events.types import SamplingParams
+from kvscope.events.fold import apply_event
+from kvscope.events.state import FullState
+from kvscope.events.types import Batch, SamplingParams
 from kvscope.transport.source import ListSource
 
 
@@ -112,6 +119,61 @@ def test_totals_of_what_was_touched_are_those_of_the_whole_pool(looks):
         assert ours.totals == count_blocks(ours.refs, ours.written)
         handed_out.append((ours.refs, ours.written, columns[0].tolist(), columns[1].tolist()))
         assert all((refs.tolist(), written.tolist()) == (a, b) for refs, written, a, b in handed_out)
+
+
+CHANGES = st.lists(st.tuples(st.lists(st.integers(0, 63), max_size=4), st.sampled_from(["drop", "keep", "a part"])))
+
+
+@given(CHANGES)
+def test_a_copy_is_written_again_only_when_nobody_holds_any_of_it(changes):
+    column, copies, held = np.zeros(64, np.int32), ColumnCopies(), []
+    for number, (places, fate) in enumerate(changes, 1):
+        column[places] = number
+        taken = copies.take(column, np.array(places, np.intp) if number % 7 else None)
+        assert taken.tolist() == column.tolist()
+        if fate != "drop":
+            held.append((part := taken if fate == "keep" else taken[5:40], part.tolist()))
+        taken = part = None
+        assert all(part.tolist() == said for part, said in held)
+
+
+def test_a_copy_that_nobody_holds_is_brought_up_to_date():
+    column, copies, one = np.zeros(64, np.int32), ColumnCopies(), np.array([1])
+    first = copies.take(column)
+    address = first.__array_interface__["data"]
+    assert copies.take(column, one).__array_interface__["data"] != address
+    del first
+    held = copies.take(column, one), copies.take(column, one)
+    assert address in [array.__array_interface__["data"] for array in held]
+
+
+@pytest.mark.parametrize("jump", ["nothing", "a moment", "half a batch", "a snapshot", "another life", "a full state"])
+def test_requests_that_nothing_happened_to_are_those_of_the_last_frame(jump):
+    engine, batches = crowded_engine()
+    source, builder = ListSource(batches + engine.run(5)), FrameBuilder()
+    source.start()
+    view, before = source.view, build_frame(source.view, builder)
+    batch, seq = Batch(epoch=EPOCH, step=99, phase="commit", time_ns=10**12, events=()), view.last_seq
+    running = next(request for request in before.requests if request.status == "running")
+    said = ev.TokensGenerated(sequence_id=f"{running.request_id}.0", token_ids=[1], pieces=["!"], text="!")
+    state = copy.deepcopy(view.state)
+    apply_event(state, said)
+    if jump == "nothing":
+        view.apply(seq + 1, msgspec.structs.replace(batch, events=(said,)))
+    elif jump == "a moment":
+        apply_event(view.state, said)
+        view.show_moment(view.state, seq, ())
+    elif jump == "half a batch":
+        view.advance(seq + 1, msgspec.structs.replace(batch, events=(said, said)), 0, 1)
+    elif jump == "a full state":
+        view.apply(seq + 1, msgspec.structs.replace(batch, events=(FullState(state=state),)))
+    else:
+        view.replace_state(msgspec.structs.replace(state, epoch=EPOCH if jump == "a snapshot" else b"other"), seq)
+    after, fresh = build_frame(view, builder), build_frame(view, FrameBuilder())
+    assert after.request(running.request_id).sequences[0].text.endswith("!")
+    assert repr(after.requests) == repr(fresh.requests)
+    is_same = [a is b for a, b in zip(before.requests, after.requests, strict=True)]
+    assert is_same.count(False) == 1
 
 
 @pytest.mark.parametrize("look_often", [False, True])

@@ -1,6 +1,6 @@
 """Requests and sequences as frozen values. A sequence is copied only when it has changed since the last frame."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import NamedTuple, overload
@@ -130,10 +130,20 @@ class RequestCopies:
     def __init__(self) -> None:
         self._last: dict[str, _Copy] = {}
 
-    def copy(self, requests: Iterable[RequestState]) -> tuple[RequestFrame, ...]:
-        """The last frame's values while nothing has changed, else new ones. Call with the view's lock held."""
+    def copy(
+        self, requests: Mapping[str, RequestState], changed: Container[str | None] | None = None
+    ) -> tuple[RequestFrame, ...]:
+        """The last frame's values while nothing has changed, else new ones. Call with the view's lock held.
+
+        Since the last time only `changed` may have, by name, and new ones have come; None: anything.
+        """
         last = self._last
-        self._last = {request.request_id: _copy(request, last.get(request.request_id)) for request in requests}
+        self._last = {
+            name: known
+            if (known := last.get(name)) is not None and changed is not None and name not in changed
+            else _copy(request, known)
+            for name, request in requests.items()
+        }
         return tuple([copy.frame for copy in self._last.values()])
 
 

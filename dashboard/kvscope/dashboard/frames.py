@@ -138,6 +138,8 @@ class FrameBuilder:
         self.host_owners = OwnerCodes(HOST)
         self._host_refs: tuple[list[int], NDArray[np.int32]] = ([], np.zeros(0, np.int32))
         self.copies, self.pool = RequestCopies(), PoolCopy()
+        self._state: EngineState | None = None
+        self._names: set[str | None] | None = None  # to which the view adds what changes
         self.wants_ledger = self.wants_traces = False
         self.owes_ledger = False  # the latest frame has an older one
         self._ledger: Ledger | None = None
@@ -161,6 +163,12 @@ class FrameBuilder:
         writes, hits = traces.writes.numbers.copy(), traces.hits.numbers.copy()
         return TracesFrame(writes, hits, traces.stamp(state.step), traces.since_step)
 
+    def changed_requests(self, view: View) -> set[str | None] | None:
+        """Of the state as it was at the last look; None: it is another one, or others have looked."""
+        names, is_known = view.changed_names, view.state is self._state and view.changed_names is self._names
+        self._state, self._names = view.state, view.watch_requests()
+        return names | {name.rpartition(".")[0] for name in names if name} if is_known and names is not None else None
+
     def host_refs(self, state: EngineState) -> NDArray[np.int32]:
         """The ref counts of host blocks as a column: a new one when the fold has replaced the list."""
         if state.host_ref_counts is not self._host_refs[0]:
@@ -174,7 +182,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
         state = view.state
         builder.pool.update(state.ref_counts, state.written_slots)
         traces = builder.traces(state)
-        requests = builder.copies.copy(state.requests.values())
+        requests = builder.copies.copy(state.requests, builder.changed_requests(view))
         frame = Frame(
             revision=view.revision,
             status=view.status,

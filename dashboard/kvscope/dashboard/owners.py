@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.dashboard.column_copies import ColumnCopies
+
 if TYPE_CHECKING:
     from kvscope.dashboard.copies import RequestFrame
 
@@ -42,11 +44,12 @@ class OwnerCodes:
     def _clear(self, num_blocks: int) -> None:
         self._requests, self._numbers, self._unused = {}, {}, []
         self._codes = np.zeros(num_blocks, np.uint8)
+        self._copies, self._latest = ColumnCopies(), self._codes.copy()
         # Per block, summed over table entries: one, the number of the request, and its square.
         self._sums = [np.zeros(num_blocks, np.int64) for _ in range(3)]
 
     def update(self, num_blocks: int, requests: "Sequence[RequestFrame]") -> NDArray[np.uint8]:
-        """The codes for these tables, as an array of their own."""
+        """The codes for these tables, as an array that stays as it is while somebody holds it."""
         if len(self._codes) != num_blocks:
             self._clear(num_blocks)
         before, self._requests = self._requests, {request.request_id: request for request in requests}
@@ -58,8 +61,10 @@ class OwnerCodes:
             if known is not request:
                 self._recount(known, request, changes)
         if changes.blocks:
-            self._count(*(np.array(column, np.int64) for column in changes))
-        return self._codes.copy()
+            blocks, numbers, signs = (np.array(column, np.int64) for column in changes)
+            self._count(blocks, numbers, signs)
+            self._latest = self._copies.take(self._codes, blocks)
+        return self._latest
 
     def _recount(self, before: "RequestFrame | None", now: "RequestFrame | None", changes: "_Changes") -> None:
         """Note which table entries of a request have come and gone, and give it a number while it has some."""

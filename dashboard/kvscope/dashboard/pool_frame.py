@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kvscope.dashboard.column_copies import ColumnCopies
 from kvscope.dashboard.copies import DEVICE, HOST, BlockTable, RequestFrame
 from kvscope.dashboard.owners import OwnerCodes
 from kvscope.events.columns import Column
@@ -81,17 +82,21 @@ class PoolCopy:
 
     def __init__(self) -> None:
         self._flags: list[bytearray] = []
+        self._copies = ColumnCopies(), ColumnCopies()
         self.refs = self.written = np.zeros(0, np.int32)
         self.totals = count_blocks(self.refs, self.written)
 
     def update(self, refs: Column, written: Column) -> None:
-        """Take over what has changed, with the view's lock held. Arrays that were handed out stay as they were."""
+        """Take over what has changed, with the view's lock held. Arrays that somebody holds stay as they were."""
         before = self.refs, self.written
         is_known = len(self._flags) == 2 and all(map(is_, self._flags, (refs.touched, written.touched)))
         touched = np.union1d(refs.take_touched(), written.take_touched())
         if is_known and not len(touched):
             return
-        self.refs, self.written = refs.numbers.copy(), written.numbers.copy()
+        changed = touched if is_known else None
+        self.refs, self.written = (
+            copies.take(column.numbers, changed) for copies, column in zip(self._copies, (refs, written), strict=True)
+        )
         if is_known:
             self._recount(touched, *before)
         else:

@@ -18,6 +18,7 @@ from kvscope.events.state import Breakpoints, EngineState
 from kvscope.events.types import Batch, Event
 
 MAX_LOG_ENTRIES = 5_000
+MAX_CHANGED_NAMES = 10_000
 
 
 class Status(Enum):
@@ -73,8 +74,23 @@ class View:
         self.num_gaps = 0
         self.num_refused_events = 0
         self.engine_warning = ""
+        self.changed_names: set[str | None] | None = None
         self._auditor = Auditor(self.state)
         self._keepers = keepers
+
+    def watch_requests(self) -> set[str | None]:
+        """Begin to look, with `lock` held: a set of one's own, to which requests and sequences are added by name when
+        something happens to them. Where `changed_names` is another one by the next look, anything may have changed.
+        """
+        self.changed_names = set()
+        return self.changed_names
+
+    def _note_changes(self, batch: Batch) -> None:
+        names = self.changed_names
+        if names is not None:
+            names.update(map(_subject, batch.events))
+            if len(names) > MAX_CHANGED_NAMES:  # nobody looks any more
+                self.changed_names = None
 
     def set_status(self, status: Status, detail: str = "") -> None:
         """Change the connection's state; a no-op when nothing changes."""
@@ -100,7 +116,7 @@ class View:
                 self.log.clear()
                 self.findings.clear()
             state.trace()
-            self.state, self.last_seq = state, seq
+            self.state, self.last_seq, self.changed_names = state, seq, None
             self._auditor = Auditor(state)
             for keeper in self._keepers:
                 keeper.restart(state, seq)
@@ -128,6 +144,7 @@ class View:
         """
         with self.lock:
             begin_batch(self.state, batch)
+            self._note_changes(batch)
             self.state, entries = tell(self.state, seq, batch, first, stop)
             self.log.extend(entries)
             self.last_seq = seq
@@ -138,7 +155,7 @@ class View:
         with self.lock:
             if not state.traces:
                 state.trace()
-            self.state, self.last_seq = state, seq
+            self.state, self.last_seq, self.changed_names = state, seq, None
             self.log.clear()
             self.log.extend(log)
             self.revision += 1
@@ -158,6 +175,7 @@ class View:
 
     def _fold(self, seq: int, batch: Batch) -> None:
         begin_batch(self.state, batch)
+        self._note_changes(batch)
         entries = []
         for event in batch.events:
             # The sentence of an event needs the state right after it, so events are observed one by one.
@@ -169,6 +187,11 @@ class View:
         keep_first(self.findings, self._auditor.finish_batch())
         self.state = self._auditor.state
         self.log.extend(entries)
+
+
+def _subject(event: Event) -> str | None:
+    """The only sequence or request that the event changes."""
+    return getattr(event, "sequence_id", None) or getattr(event, "request_id", None)
 
 
 def tell(
