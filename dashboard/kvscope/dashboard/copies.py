@@ -2,9 +2,10 @@
 
 from collections.abc import Container, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import repeat
+from itertools import chain, repeat
 from typing import NamedTuple, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -106,22 +107,23 @@ class RequestFrame(NamedTuple):
         return None if self.first_token_ns is None else max(self.first_token_ns - self.submitted_ns, 0)
 
 
-class _SequenceCopy(NamedTuple):
-    frame: SequenceFrame
-    facts: tuple[object, ...]
-
-
-class _Copy(NamedTuple):
-    """A request's frame, and what the live values were when it was made.
+class _SequenceCopy(msgspec.Struct, eq=False):
+    """A sequence's frame, and what the live values were when it was made.
 
     Of a list its length is noted: the state replaces lists or appends to them, but for copies on write and blocks that
     left the window, which are counted. Facts are equal where nothing has changed, and no list is looked into for that.
     """
 
+    frame: SequenceFrame
+    facts: tuple[object, ...]
+
+
+class _Copy(msgspec.Struct, eq=False):
+    """The same of a request."""
+
     frame: RequestFrame
     facts: tuple[object, ...]
     sequences: list[_SequenceCopy]
-    prompt_pieces: list[str]
 
 
 class RequestCopies:
@@ -148,6 +150,8 @@ class RequestCopies:
 
 
 def _copy(request: RequestState, known: _Copy | None) -> _Copy:
+    pieces, before = request.prompt_pieces, known.sequences if known is not None else []
+    sequences = list(map(_copy_sequence, request.sequences, repeat(pieces), chain(before, repeat(None))))
     head = (
         request.request_id,
         request.prompt,
@@ -157,26 +161,18 @@ def _copy(request: RequestState, known: _Copy | None) -> _Copy:
         request.params,
     )
     tail = request.submitted_ns, request.first_token_ns, request.finished_ns, len(request.hypotheses)
-    parts = [_facts(sequence, request.prompt_pieces) for sequence in request.sequences]
-    facts = head, tail, parts
-    if known is not None and known.facts == facts:
-        if known.prompt_pieces is request.prompt_pieces:
-            return known
-        # A state from elsewhere that says the same: from now on its lists are the ones to be known again.
-        return _Copy(known.frame, facts, known.sequences, request.prompt_pieces)
-    before = known.sequences if known is not None and len(known.sequences) == len(parts) else [None] * len(parts)
-    sequences = list(map(_copy_sequence, request.sequences, repeat(request.prompt_pieces), parts, before))
+    if known is not None and known.facts == (head, tail) and before == sequences:
+        return known
     frames = tuple([copy.frame for copy in sequences])
-    # By position: names cost as much as all the rest of it, thousands of times a second.
-    return _Copy(
-        RequestFrame(*head, frames, _owner_code(request.request_id), *tail), facts, sequences, request.prompt_pieces
-    )
+    # From a tuple: arguments cost as much as all the rest of it, thousands of times a second.
+    frame = RequestFrame._make((*head, frames, _owner_code(request.request_id), *tail))
+    return _Copy(frame, (head, tail), sequences)
 
 
-def _facts(sequence: SequenceState, prompt_pieces: list[str]) -> tuple[object, ...]:
-    """First those of the table, then those of the token texts."""
+def _copy_sequence(sequence: SequenceState, prompt_pieces: list[str], known: _SequenceCopy | None) -> _SequenceCopy:
+    """With the old table, or token texts, while these are the same."""
     table, pieces = sequence.block_table, sequence.pieces
-    return (
+    facts = (
         (table, len(table), sequence.num_copies, sequence.num_released),
         (prompt_pieces, pieces, len(pieces)),
         sequence.num_written,
@@ -185,21 +181,14 @@ def _facts(sequence: SequenceState, prompt_pieces: list[str]) -> tuple[object, .
         sequence.score,
         sequence.host_table,
     )
-
-
-def _copy_sequence(
-    sequence: SequenceState, prompt_pieces: list[str], facts: tuple[object, ...], known: _SequenceCopy | None
-) -> _SequenceCopy:
-    """With the old table, or token texts, while these are the same."""
     if known is not None and known.facts == facts:
+        known.facts = facts  # of a state from elsewhere that says the same: its lists are quick to compare next time
         return known
     frame = SequenceFrame(
         sequence.sequence_id,
-        known.frame.table if known is not None and known.facts[0] == facts[0] else BlockTable(sequence.block_table),
+        known.frame.table if known is not None and known.facts[0] == facts[0] else BlockTable(table),
         sequence.num_written,
-        known.frame.pieces
-        if known is not None and known.facts[1] == facts[1]
-        else Pieces(prompt_pieces, sequence.pieces),
+        known.frame.pieces if known is not None and known.facts[1] == facts[1] else Pieces(prompt_pieces, pieces),
         len(prompt_pieces),
         sequence.text,
         sequence.num_copies,

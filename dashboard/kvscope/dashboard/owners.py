@@ -2,7 +2,9 @@
 
 import re
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import zip_longest
+from operator import methodcaller
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from kvscope.dashboard.column_copies import ColumnCopies
 
 if TYPE_CHECKING:
-    from kvscope.dashboard.copies import RequestFrame
+    from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 
 NUM_OWNER_COLOURS = 7
 NOBODY = 0  # owner code of a block that no table points at
@@ -34,7 +36,7 @@ class OwnerCodes:
 
     def __init__(self, letter: str = "P") -> None:
         """`letter` is the pool's: see copies.py."""
-        self._letter = letter
+        self._table_of: Callable[[SequenceFrame], tuple[int, ...]] = methodcaller("table_in", letter)
         self._requests: dict[str, RequestFrame] = {}
         self._numbers: dict[str, int] = {}  # of requests that hold blocks: small, so that squares fit into 64 bits
         self._unused: list[int] = []
@@ -70,21 +72,18 @@ class OwnerCodes:
         """Note which table entries of a request have come and gone, and give it a number while it has some."""
         request = now or before
         assert request is not None
-        number, pool = self._numbers.get(request.request_id), self._letter
-        tables = {seq.sequence_id: seq.table_in(pool) for seq in before.sequences} if before is not None else {}
-        for sequence in now.sequences if now is not None else ():
-            table, last = sequence.table_in(pool), tables.pop(sequence.sequence_id, ())
+        number = self._numbers.get(request.request_id)
+        old = list(map(self._table_of, before.sequences)) if before is not None else []
+        new = list(map(self._table_of, now.sequences)) if now is not None else []
+        for last, table in zip_longest(old, new, fillvalue=()):
             if table is not last:
                 if number is None:
                     number = self._new_number(request)
                 common = len(last) if table[: len(last)] == last else 0
                 changes.add(last[common:], number, -1)
                 changes.add(table[common:], number, 1)
-        if number is not None:
-            for last in tables.values():
-                changes.add(last, number, -1)
-            if now is None or not any(sequence.table_in(pool) for sequence in now.sequences):
-                self._unused.append(self._numbers.pop(request.request_id))
+        if number is not None and not any(new):
+            self._unused.append(self._numbers.pop(request.request_id))
 
     def _new_number(self, request: "RequestFrame") -> int:
         number = self._unused.pop() if self._unused else len(self._numbers) + 1
