@@ -82,17 +82,29 @@ def test_a_frame_does_not_change_when_the_state_does():
     assert repr(frame) == before
 
 
+def holding(name: str, *tables: tuple[int, ...]) -> RequestFrame:
+    sequences = [SequenceFrame(f"{name}.{place}", table, 0, (), 0, "", 0, None) for place, table in enumerate(tables)]
+    return RequestFrame(name, "", "running", None, 0, SamplingParams(), tuple(sequences), owner_code(name))
+
+
+TABLES = st.lists(st.sampled_from([(), (0,), (1,), (0, 1), (2, 1), (0, 1, 2)]), max_size=2)
+
+
+@given(st.lists(st.fixed_dictionaries({}, optional={"r1": TABLES, "r2": TABLES, "r9": TABLES}), max_size=6))
+def test_colours_follow_tables_block_by_block(moments):
+    codes = OwnerCodes()
+    for tables in moments:
+        requests = [holding(name, *own) for name, own in tables.items()]
+        assert codes.update(3, requests).tolist() == OwnerCodes().update(3, requests).tolist()
+
+
 def test_owner_colours_are_stable_and_shared_between_requests_is_its_own():
     assert owner_code("r1") == 1
     assert owner_code(f"r{NUM_OWNER_COLOURS + 1}") == 1
     assert owner_code("a-name") == owner_code("a-name")
     assert 1 <= owner_code("a-name") <= NUM_OWNER_COLOURS
 
-    def request(name: str, table: tuple[int, ...]) -> RequestFrame:
-        sequence = SequenceFrame(f"{name}.0", table, 0, (), 0, "", 0, None)
-        return RequestFrame(name, "", "running", None, 0, SamplingParams(), (sequence,), owner_code(name))
-
-    pool = build_pool(4, (1, 2, 0, 1), (4, 4, 0, 1), [request("r1", (0, 1)), request("r2", (1, 3))])
+    pool = build_pool(4, (1, 2, 0, 1), (4, 4, 0, 1), [holding("r1", (0, 1)), holding("r2", (1, 3))])
     assert list(pool.owners) == [1, SEVERAL, NOBODY, 2]
 
 

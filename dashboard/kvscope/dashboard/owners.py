@@ -80,8 +80,10 @@ class OwnerCodes:
                 if number is None:
                     number = self._new_number(request)
                 common = len(last) if table[: len(last)] == last else 0
-                changes.add(last[common:], number, -1)
-                changes.add(table[common:], number, 1)
+                if len(last) > common:
+                    changes.add(last[common:], number, -1)
+                if len(table) > common:
+                    changes.add(table[common:], number, 1)
         if number is not None and not any(new):
             self._unused.append(self._numbers.pop(request.request_id))
 
@@ -110,10 +112,9 @@ class _Changes(NamedTuple):
     signs: list[int]
 
     def add(self, blocks: Sequence[int], number: int, sign: int) -> None:
-        if blocks:
-            self.blocks.extend(blocks)
-            self.numbers.extend([number] * len(blocks))
-            self.signs.extend([sign] * len(blocks))
+        self.blocks.extend(blocks)
+        self.numbers.extend([number] * len(blocks))
+        self.signs.extend([sign] * len(blocks))
 
 
 def distinct_blocks(request: "RequestFrame") -> Collection[int]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvscope.dashboard.column_copies import ColumnCopies
 from kvscope.dashboard.copies import DEVICE, HOST, BlockTable, RequestFrame
 from kvscope.dashboard.owners import OwnerCodes
-from kvscope.events.columns import Column
+from kvscope.events.columns import Column, take_touched
 
 
 class TracesFrame(NamedTuple):
@@ -90,7 +90,7 @@ class PoolCopy:
         """Take over what has changed, with the view's lock held. Arrays that somebody holds stay as they were."""
         before = self.refs, self.written
         is_known = len(self._flags) == 2 and all(map(is_, self._flags, (refs.touched, written.touched)))
-        touched = np.union1d(refs.take_touched(), written.take_touched())
+        touched = take_touched(refs, written)
         if is_known and not len(touched):
             return
         changed = touched if is_known else None
