@@ -269,13 +269,28 @@ async def test_zoom_keys_change_what_a_cell_is():
     async with running(ListSource(candidates_batches())) as (app, pilot):
         grid = app.query_one("#grid", BlockGrid)
         seen = [grid.layout_now.zoom]
-        for _ in range(4):
+        for _ in [*Zoom][1:]:
             await pilot.press("minus")
             await until(pilot, lambda: grid.layout_now.zoom > seen[-1])
             seen.append(grid.layout_now.zoom)
         assert seen == list(Zoom)
         await pilot.press("0")
         await until(pilot, lambda: grid.layout_now.zoom is Zoom.CARDS)
+
+
+async def test_of_two_blocks_in_a_cell_each_can_be_chosen():
+    """A click takes the upper one, or the other than the cursor's; up and down go from row to row of blocks."""
+    async with running(StorySource(StoryEngine(800, 4)), (80, 24)) as (app, pilot):
+        grid = app.query_one("#grid", BlockGrid)
+        await until(pilot, lambda: grid.layout_now.zoom is Zoom.HALVES, "two blocks per cell")
+        place, below = (1 + grid.layout_now.label_width + 3, 1), 3 + grid.layout_now.columns
+        await pilot.click("#grid", offset=place)
+        await until(pilot, lambda: app._cursor == 3, "the upper one")
+        await pilot.press("down")
+        await until(pilot, lambda: app._cursor == below, "the lower one")
+        await pilot.press("down", "left", "up", "up", "right")
+        await until(pilot, lambda: app._cursor == 3, "row by row")
+        assert [grid._chosen(3, chain) for chain in (1, 2)] == [below, 3]  # a click, and the second of a double one
 
 
 async def test_a_large_pool_can_be_scrolled_block_by_block():

@@ -123,7 +123,14 @@ def test_a_group_that_holds_anything_never_looks_free():
 
 @pytest.mark.parametrize(
     ("num_blocks", "zoom"),
-    [(6, Zoom.CARDS), (24, Zoom.SLOTS), (300, Zoom.BLOCKS), (1000, Zoom.DENSE), (100_000, Zoom.GROUPS)],
+    [
+        (6, Zoom.CARDS),
+        (24, Zoom.SLOTS),
+        (300, Zoom.BLOCKS),
+        (1000, Zoom.DENSE),
+        (2000, Zoom.HALVES),
+        (100_000, Zoom.GROUPS),
+    ],
 )
 def test_the_zoom_follows_the_size_of_the_pool(num_blocks, zoom):
     pool = build_pool(4, (0,) * num_blocks, (0,) * num_blocks, ())

@@ -1,5 +1,6 @@
 """Colours: owners stay apart for colour-blind eyes, text can be read, and every palette is complete."""
 
+import math
 from itertools import combinations
 
 import pytest
@@ -7,6 +8,8 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
+from kvscope.dashboard.colouring import SCALES, ColourBy
+from kvscope.dashboard.halves import PAIRS
 from kvscope.dashboard.palettes import ANSI, DARK, LIGHT, Recolour, css_variables
 from kvscope.dashboard.strips import make_strip
 
@@ -68,6 +71,21 @@ def shares(palette):
 
 def owners(palette):
     return [palette[f"owner-{code}"] for code in range(1, 8)]
+
+
+@pytest.mark.parametrize("palette", [DARK, LIGHT, ANSI], ids=["dark", "light", "ansi"])
+@pytest.mark.parametrize("by", ColourBy)
+def test_two_blocks_in_a_cell_can_be_told_apart(palette, by):
+    """Every pair of a mode's colours is another picture, also where the text's colour is no colour for a ground."""
+    symbols, styles = PAIRS[by]
+    recolour, count = Recolour(css_variables(palette)), math.isqrt(len(styles))
+    inks = range(len(SCALES[by]) + 1)  # the ground and the codes; the cursor is a colour of its own
+    pictures = set()
+    for look in (upper * count + lower for upper in inks for lower in inks):
+        style = recolour.style(styles[look])
+        assert not style.reverse
+        pictures.add((symbols[look], style.color, style.bgcolor))
+    assert len(pictures) == len(inks) ** 2
 
 
 @pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])

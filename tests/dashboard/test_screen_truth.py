@@ -126,6 +126,12 @@ class World(NamedTuple):
             return DARK["strong"] if owners else DARK["faint"]
         return DARK[f"owner-{owner_code(owners.pop())}"]
 
+    def ink(self, block_id: int) -> str | None:
+        """As half a cell: nothing where it is free."""
+        if block_id == self.cursor:
+            return DARK["cursor"]
+        return self.colour(block_id) if self.refs[block_id] or self.written[block_id] else None
+
 
 def ramp(by: ColourBy, digit: str) -> str:
     """The name of the colour that a digit of a mode has."""
@@ -361,6 +367,34 @@ def read_dense(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[in
     return seen
 
 
+def read_halves(world: World, lines: list[list[Cell]], glyphs: Glyphs) -> list[int]:
+    """HALVES: in each cell a block and, below it, one of the row of blocks that follows; both by colour alone."""
+    seen = []
+    shown = [line for line in lines if words(line).strip()]
+    columns = len(words(shown[0]).split(maxsplit=1)[1].rstrip())
+    for line in shown:
+        text = words(line)
+        name = re.match(rf" *{world.letter}(\d+) ", text)
+        assert name
+        below = []
+        for block_id, x in enumerate(range(name.end(), len(text.rstrip())), start=int(name[1])):
+            inks = inks_of(line[x], line[0], glyphs)
+            for place, ink in zip((block_id, block_id + columns), inks, strict=True):
+                assert ink == (world.ink(place) if place < len(world.refs) else None), f"P{place}"
+            seen.append(block_id)
+            below += [block_id + columns] if block_id + columns < len(world.refs) else []
+        seen += below
+    return seen
+
+
+def inks_of(cell: Cell, label: Cell, glyphs: Glyphs) -> tuple[str | None, str | None]:
+    """The colours of a cell's halves; None: the pane's ground, as under the label."""
+    text, ground = (colour.name if colour is not None else None for colour in (cell.style.color, cell.style.bgcolor))
+    ground = ground if cell.style.bgcolor != label.style.bgcolor else None
+    upper, lower, both = glyphs.halves
+    return {glyphs.free: (None, None), upper: (text, ground), lower: (ground, text), both: (text, text)}[cell.char]
+
+
 def read_groups(world: World, lines: list[list[Cell]], glyphs: Glyphs, group: int) -> list[int]:
     """GROUPS: how many of a cell's blocks are held, in steps; in colours, how many of these are shared."""
     seen = []
@@ -447,7 +481,8 @@ def read_back(app: PictureApp, world: World) -> None:
     for zoom in Zoom:
         grid.change_zoom(zoom - grid.layout_now.zoom)
         if grid.layout_now.zoom is not zoom:
-            continue  # a card or a slot too many for this pool
+            assert zoom <= Zoom.SLOTS or (zoom is Zoom.HALVES and not glyphs.halves)
+            continue  # a card or a slot too many for this pool, or no half-block characters
         *lines, legend = app.read_grid()
         assert words(legend).startswith(f"c by {world.by.value} ")
         if zoom is Zoom.GROUPS:
@@ -457,7 +492,8 @@ def read_back(app: PictureApp, world: World) -> None:
         elif zoom <= Zoom.SLOTS:
             seen = read_near(world, lines, glyphs, zoom)
         else:
-            seen = (read_blocks if zoom is Zoom.BLOCKS else read_dense)(world, lines, glyphs)
+            read = {Zoom.BLOCKS: read_blocks, Zoom.DENSE: read_dense, Zoom.HALVES: read_halves}[zoom]
+            seen = read(world, lines, glyphs)
         assert seen == list(range(len(world.refs))), f"blocks at {zoom.name}"
 
 

@@ -187,6 +187,25 @@ async def test_a_pool_too_large_for_its_pane(size, monkeypatch):
     save(path, screens)
 
 
+@pytest.mark.parametrize("mode", ["dark", "light"])
+async def test_two_blocks_in_a_cell(mode):
+    path = FOLDER / f"80x24-halves-{mode}.txt"
+    screens = {} if WRITING else load(path)
+    engine = StoryEngine(800, 4)
+    batches = engine.start()
+    for n in (3, 1, 2):
+        batches += engine.submit("one word after another " * 70, n=n, max_tokens=900)
+    source = StorySource(engine, batches + engine.run(100))
+    look = Look(theme="kvscope-light" if mode == "light" else "kvscope")
+    async with running(source, (80, 24), look=look) as (app, pilot):
+        await compare(app, pilot, screens, "halves")
+        await compare(app, pilot, screens, "halves, styles", styles_of)
+        await pilot.press("2", "down", "down")
+        await until(pilot, lambda: app._selected == "r1.0", "selection")
+        await compare(app, pilot, screens, "a sequence selected", styles_of)
+    save(path, screens)
+
+
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
 @pytest.mark.parametrize("zoom", [Zoom.SLOTS, Zoom.BLOCKS, Zoom.DENSE])
 def test_without_colours_the_five_states_are_five_pictures(zoom, glyphs):

@@ -129,7 +129,7 @@ async def test_lines_that_go_round_the_compositor_are_those_it_would_have_drawn(
     async with on_a_line(monkeypatch, source, (160, 45), look=Look(**wanted)) as (app, pilot, line):
         await until(pilot, lambda: line.rows() == believed(app), "the first picture")
         grid, laid = app.query_one("#grid", BlockGrid), []
-        for zoom, selected in ((Zoom.DENSE, None), (Zoom.GROUPS, "r1"), (Zoom.DENSE, "r2.0")):
+        for zoom, selected in ((Zoom.DENSE, None), (Zoom.HALVES, None), (Zoom.GROUPS, "r1"), (Zoom.DENSE, "r2.0")):
             grid.change_zoom(zoom - grid.layout_now.zoom)
             app.select(selected)
             monkeypatch.setattr(Opening, "lay", lambda *cells: laid.append(cells) or LAY(*cells))

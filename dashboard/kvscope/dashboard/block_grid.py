@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
+from rich.style import Style
 from textual import events
 from textual.binding import Binding
 from textual.geometry import Size
@@ -11,7 +12,7 @@ from textual.strip import Strip
 
 from kvscope.dashboard import theme
 from kvscope.dashboard.cards import Captions, draw_card_row, draw_holders_row
-from kvscope.dashboard.cells import STYLES, Cells, make_cells
+from kvscope.dashboard.cells import Cells, make_cells
 from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid import draw_row, row_label
@@ -86,7 +87,7 @@ class BlockGrid(StripPane):
         if width <= 0 or height <= 0 or not self.display:
             return
         # The legend has the last line.
-        self.layout_now = lay_out(self._pool, width, height - self._has_legend, self._zoom)
+        self.layout_now = lay_out(self._pool, width, height - self._has_legend, self._zoom, halves=self._has_halves)
         self.set_subtitle(self._zoom_words() if width >= MIN_SUBTITLED else "")
         self._forget_stale_rows(width)
         top, size = self.scroll_offset.y, Size(width, max(self.layout_now.height + self._has_legend, height))
@@ -127,7 +128,7 @@ class BlockGrid(StripPane):
         if cells is None or self.scroll_offset.x:
             super().lay_row(opening, row)
             return
-        sgr = self._sgr = self._sgr or self._find_sgr(opening)
+        sgr = self._sgr = self._sgr or self._find_sgr(opening, cells.styles)
         label, text = row_label(self._pool, layout, y), cells.text(y)
         rest = max(width - len(label) - len(text), 0)
         styles = [*[sgr.label] * len(label), *cells.each_in(y, sgr.looks), *[sgr.ground] * rest]
@@ -137,11 +138,11 @@ class BlockGrid(StripPane):
         super().before_lines()
         self._sgr = None
 
-    def _find_sgr(self, opening: Opening) -> _Sgr:
+    def _find_sgr(self, opening: Opening, styles: Mapping[int, Style]) -> _Sgr:
         """All of them are found again only under other colours."""
-        colours = (self._ground, self.ink.filters, self.ink.background, opening.canvas, self._light.by)
+        colours = (self._ground, self.ink.filters, self.ink.background, opening.canvas, id(styles))
         if colours != self._sgr_for:
-            found = {look: self.sgr(opening, style) for look, style in STYLES[self._light.by].items()}
+            found = {look: self.sgr(opening, style) for look, style in styles.items()}
             self._sgr_found = _Sgr(found, self.sgr(opening, theme.FAINT), self.sgr(opening, None))
             self._sgr_for = colours
         return self._sgr_found
@@ -205,6 +206,11 @@ class BlockGrid(StripPane):
             return b""
         return (traces.writes[places] - traces.now if by is ColourBy.AGE else traces.hits[places]).tobytes()
 
+    @property
+    def _has_halves(self) -> bool:
+        """Two blocks in one cell are told apart by colour alone: without it, or in ASCII, that zoom is left out."""
+        return bool(self._glyphs.halves) and not self.app.no_color
+
     def _zoom_words(self) -> str:
         layout = self.layout_now
         zoom = layout.zoom.name.lower() if self._zoom is not None else f"{layout.zoom.name.lower()} (auto)"
@@ -216,14 +222,17 @@ class BlockGrid(StripPane):
         if step is None:
             self._zoom = None
         else:
-            self._zoom = Zoom(min(max(self.layout_now.zoom + step, Zoom.CARDS), Zoom.GROUPS))
+            zoom = self.layout_now.zoom + step
+            if zoom == Zoom.HALVES and not self._has_halves:
+                zoom += step
+            self._zoom = Zoom(min(max(zoom, Zoom.CARDS), Zoom.GROUPS))
         self.redraw()
         self._scroll_to_cursor()
 
     def action_move(self, columns: int, rows: int) -> None:
         layout = self.layout_now
         if self._pool.num_blocks:
-            step = columns * layout.group + rows * layout.blocks_per_row
+            step = columns * layout.group + rows * layout.blocks_abreast
             cursor = self._light.cursor
             self._move_to(0 if cursor is None else cursor + step)
 
@@ -246,9 +255,17 @@ class BlockGrid(StripPane):
         elif offset is not None:
             block_id = self.layout_now.block_at(offset.x + self.scroll_offset.x, offset.y + self.scroll_offset.y)
             if block_id is not None and block_id < self._pool.num_blocks:
-                self._move_to(block_id)
+                self._move_to(self._chosen(block_id, event.chain))
                 if event.chain == 2:
                     self.action_pick()
+
+    def _chosen(self, block_id: int, chain: int) -> int:
+        """Of two blocks in a cell the upper one; the other when the cursor is on one already; a double click stays."""
+        cursor, below = self._light.cursor, block_id + self.layout_now.blocks_abreast
+        if self.layout_now.stack == 1 or below >= self._pool.num_blocks or cursor not in (block_id, below):
+            return block_id
+        is_other = (cursor == block_id) == (chain == 1)
+        return below if is_other else block_id
 
     def _move_to(self, block_id: int) -> None:
         if 0 <= block_id < self._pool.num_blocks:

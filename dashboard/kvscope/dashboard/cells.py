@@ -23,6 +23,7 @@ from kvscope.dashboard.colouring import (
 )
 from kvscope.dashboard.glyphs import NUM_LEVELS, Glyphs
 from kvscope.dashboard.grid_layout import GridLayout, Light, Zoom
+from kvscope.dashboard.halves import CURSOR_INK, GROUND, PAIRS, half_letters, pair_up
 from kvscope.dashboard.owners import SEVERAL
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part
@@ -56,7 +57,7 @@ class Cells(NamedTuple):
 
     rows: range
     columns: int
-    by: ColourBy
+    styles: Mapping[int, Style]  # of every look
     alphabet: str
     symbols: NDArray[np.uint8]
     looks: NDArray[np.uint8]
@@ -79,8 +80,9 @@ class Cells(NamedTuple):
         text, looks = self.text(row), self.looks[self._place(row)]
         starts = [0, *(np.flatnonzero(looks[1:] != looks[:-1]) + 1).tolist()]
         stops = [*starts[1:], len(text)]
-        styles = STYLES[self.by]
-        return [(text[a:b], styles[look]) for a, b, look in zip(starts, stops, looks[starts].tolist(), strict=True)]
+        return [
+            (text[a:b], self.styles[look]) for a, b, look in zip(starts, stops, looks[starts].tolist(), strict=True)
+        ]
 
     def each_in(self, row: int, named: Mapping[int, str]) -> list[str]:
         """For each cell of the row what its look is called."""
@@ -92,7 +94,7 @@ class Cells(NamedTuple):
 
 
 def make_cells(pool: PoolFrame, layout: GridLayout, rows: range, light: Light, glyphs: Glyphs) -> Cells:
-    """The cells of these rows at a zoom with one character per cell, DENSE or GROUPS."""
+    """The cells of these rows at a zoom with one character per cell: DENSE, HALVES or GROUPS."""
     start, stop = rows.start * layout.blocks_per_row, min(rows.stop * layout.blocks_per_row, pool.num_blocks)
     in_view = slice(start, stop)
     if layout.zoom is Zoom.GROUPS:
@@ -103,7 +105,8 @@ def make_cells(pool: PoolFrame, layout: GridLayout, rows: range, light: Light, g
         symbols, looks = _make_blocks(pool, in_view, light)
     if light.cursor is not None and start <= light.cursor < stop:
         looks[(light.cursor - start) // layout.group] = CURSOR
-    return Cells(rows, layout.columns, light.by, letters, symbols, looks)
+    cells = Cells(rows, layout.columns, STYLES[light.by], letters, symbols, looks)
+    return _paired(cells, light.by, glyphs) if layout.zoom is Zoom.HALVES else cells
 
 
 def group_letters(by: ColourBy, glyphs: Glyphs) -> str:
@@ -125,6 +128,14 @@ def _make_blocks(pool: PoolFrame, in_view: slice, light: Light) -> _Columns:
     lit = _inside(light.logical, in_view)
     looks[lit] = codes[lit] + np.uint8(LIT)
     return symbols, looks
+
+
+def _paired(dense: Cells, by: ColourBy, glyphs: Glyphs) -> Cells:
+    """Two rows of blocks on each line, from what they look like in cells of their own."""
+    inks = np.where(dense.symbols > 0, dense.looks % LIT + 1, GROUND)  # the first symbol of every mode: free
+    inks[dense.looks == CURSOR] = CURSOR_INK
+    pairs, found = PAIRS[by], pair_up(inks.astype(np.uint8), dense.columns)
+    return Cells(dense.rows, dense.columns, pairs.styles, half_letters(glyphs), pairs.symbols[found], found)
 
 
 def _make_groups(pool: PoolFrame, in_view: slice, group: int, light: Light) -> _Columns:

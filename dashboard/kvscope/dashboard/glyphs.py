@@ -17,6 +17,7 @@ class Glyphs:
     partly: str  # block with written and reserved slots
     full: str
     many: str  # ref count above nine
+    halves: str  # the upper half of a cell, the lower one, both; empty: there are no such characters
     levels: str  # how much of a group of blocks is held, from none to all
     bar_written: str
     bar_reserved: str
@@ -54,6 +55,7 @@ UNICODE = Glyphs(
     partly="◧",
     full="■",
     many="+",
+    halves="▀▄█",
     levels="·▁▂▃▄▅▆▇█",
     bar_written="■",
     bar_reserved="□",
@@ -91,6 +93,7 @@ ASCII = Glyphs(
     partly="=",
     full="#",
     many="+",
+    halves="",
     levels=".:-=+*%@#",
     bar_written="#",
     bar_reserved="_",

@@ -1,11 +1,12 @@
 """How a pool is laid out in cells, at each zoom, and what stands out in it. Pure.
 
-Five zooms, from near to far:
+Six zooms, from near to far:
 
     CARDS                   id, slots, holders and texts: see cards.py
     SLOTS    P12 ■■■□ 2 L3  id, every slot, ref count; the logical number when selected
     BLOCKS   ■2 ◧  □  ·     one glyph per block, ref count when shared; with its id where there is room
     DENSE    ■2◧□··         one character per block; a shared block shows its ref count
+    HALVES   ▀█▄··          one character per two blocks, one above the other, in two colours: see halves.py
     GROUPS   █▆▃·           one character per group of blocks: how many of them are held
 """
 
@@ -29,11 +30,18 @@ class Zoom(IntEnum):
     SLOTS = 1
     BLOCKS = 2
     DENSE = 3
-    GROUPS = 4
+    HALVES = 4
+    GROUPS = 5
+
+
+_NEAR = (Zoom.CARDS, Zoom.SLOTS, Zoom.BLOCKS, Zoom.DENSE)
 
 
 class GridLayout(NamedTuple):
-    """`columns` cells per row, each `cell_width` wide and `lines` high, `group` blocks per cell."""
+    """`columns` cells per row, each `cell_width` wide and `lines` high, `group` blocks per cell.
+
+    Or `stack` rows of blocks on one line: then a cell has a block of each, one above the other.
+    """
 
     zoom: Zoom
     columns: int
@@ -42,6 +50,7 @@ class GridLayout(NamedTuple):
     label_width: int
     group: int
     lines: int
+    stack: int = 1
 
     @property
     def height(self) -> int:
@@ -49,10 +58,15 @@ class GridLayout(NamedTuple):
 
     @property
     def blocks_per_row(self) -> int:
+        return self.blocks_abreast * self.stack
+
+    @property
+    def blocks_abreast(self) -> int:
+        """From a block to the one below it."""
         return self.columns * self.group
 
     def block_at(self, column: int, line: int) -> int | None:
-        """The (first) block under a character position, or None beside the cells."""
+        """The (first or upper) block under a character position, or None beside the cells."""
         index = (column - self.label_width) // self.cell_width
         if column < self.label_width or index >= self.columns:
             return None
@@ -76,11 +90,14 @@ class Light(NamedTuple):
 NO_LIGHT = Light({}, dim_others=False, cursor=None)
 
 
-def lay_out(pool: PoolFrame, width: int, height: int, zoom: Zoom | None = None) -> GridLayout:
-    """The layout at a zoom; without one, the nearest zoom at which the whole pool is on screen."""
+def lay_out(pool: PoolFrame, width: int, height: int, zoom: Zoom | None = None, *, halves: bool = True) -> GridLayout:
+    """The layout at a zoom; without one, the nearest zoom at which the whole pool is on screen.
+
+    `halves`: whether HALVES may be chosen, which needs colours and half-block characters.
+    """
     if zoom is not None:
         return _layout_at(zoom, pool, width, height)
-    for candidate in (Zoom.CARDS, Zoom.SLOTS, Zoom.BLOCKS, Zoom.DENSE):
+    for candidate in (*_NEAR, Zoom.HALVES) if halves else _NEAR:
         layout = _layout_at(candidate, pool, width, height)
         if layout.zoom is candidate and layout.height <= height:
             return layout
@@ -109,18 +126,28 @@ def _layout_at(zoom: Zoom, pool: PoolFrame, width: int, height: int) -> GridLayo
                 if named.rows <= height:
                     return _airy(named, height)
             return _grid(zoom, num_blocks, _whole((width - id_width - 1) // 3), 3, label_width=id_width + 1)
-        case Zoom.DENSE:
-            return _grid(zoom, num_blocks, _whole(width - id_width - 1), 1, label_width=id_width + 1)
+        case Zoom.DENSE | Zoom.HALVES:
+            stack = 2 if zoom is Zoom.HALVES else 1
+            return _grid(zoom, num_blocks, _whole(width - id_width - 1), 1, label_width=id_width + 1, stack=stack)
     columns = max(width - id_width - 1, 1)
     group = max(-(-num_blocks // max(columns * height, 1)), 1)
     return _grid(zoom, num_blocks, columns, 1, label_width=id_width + 1, group=group)
 
 
 def _grid(
-    zoom: Zoom, num_blocks: int, columns: int, cell_width: int, *, label_width: int = 0, group: int = 1, lines: int = 1
+    zoom: Zoom,
+    num_blocks: int,
+    columns: int,
+    cell_width: int,
+    *,
+    label_width: int = 0,
+    group: int = 1,
+    lines: int = 1,
+    stack: int = 1,
 ) -> GridLayout:
     columns = max(columns, 1)
-    return GridLayout(zoom, columns, -(-num_blocks // (columns * group)), cell_width, label_width, group, lines)
+    rows = -(-num_blocks // (columns * group * stack))
+    return GridLayout(zoom, columns, rows, cell_width, label_width, group, lines, stack)
 
 
 def _airy(layout: GridLayout, height: int) -> GridLayout:

@@ -18,11 +18,31 @@ def legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Glyphs, ke
     if layout.zoom is Zoom.GROUPS:
         what = {ColourBy.OWNER: " ", ColourBy.STATE: ": most are", ColourBy.AGE: ": latest"}.get(by, ": highest")
         parts.append((f"{layout.group} block{'s' if layout.group > 1 else ''}/cell{what} ", theme.SOFT))
+    if layout.zoom is Zoom.HALVES:
+        return parts + _halves_legend(pool, by, glyphs)
     if by is ColourBy.OWNER:
         return parts + _owner_legend(layout, glyphs)
     if by is ColourBy.STATE:
         return parts + _state_legend(layout, glyphs)
     return parts + _scale_legend(pool, layout, by, glyphs)
+
+
+def _halves_legend(pool: PoolFrame, by: ColourBy, glyphs: Glyphs) -> list[Part]:
+    """Colours say it alone; what is faint comes last."""
+    upper, lower, both = glyphs.halves
+    scale = (theme.STRONG,) if by is ColourBy.OWNER else SCALES[by][1:]
+    if by in (ColourBy.STATE, ColourBy.AGE):
+        scale = scale[::-1]
+    faint = () if by is ColourBy.STATE else (theme.FAINT,)  # what is cached has a colour there
+    samples = _samples(zip(both * len(_BARE[by]), (*scale, *faint), _BARE[by], strict=True))
+    since = f"  {_since(pool, by)}".rstrip()
+    return [(f"{upper} upper {lower} lower  ", theme.SOFT), *samples, (f"{glyphs.free} free{since}", theme.SOFT)]
+
+
+def _since(pool: PoolFrame, by: ColourBy) -> str:
+    """From where on a mode knows anything."""
+    is_late = by.needs_traces and pool.traces is not None and pool.traces.since_step
+    return f"since step {pool.traces.since_step}" if is_late and pool.traces is not None else ""
 
 
 def _owner_legend(layout: GridLayout, glyphs: Glyphs) -> list[Part]:
@@ -53,8 +73,8 @@ def _scale_legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Gly
     notes = [_UNITS[by]] if layout.zoom <= Zoom.SLOTS else []
     if by is not ColourBy.AGE and layout.zoom > Zoom.SLOTS:
         notes.append(f"{glyphs.many} ten or more")
-    if by.needs_traces and pool.traces is not None and pool.traces.since_step:
-        notes.append(f"{'? before' if by is ColourBy.AGE else 'since'} step {pool.traces.since_step}")
+    if since := _since(pool, by):
+        notes.append(since.replace("since", "? before") if by is ColourBy.AGE else since)
     empty = f"{glyphs.cached} cached" if by is ColourBy.REFS else f"{glyphs.reserved} reserved"
     notes += [empty, f"{glyphs.free} free"]
     return [*_samples(zip(digits, scale, words, strict=True)), ("  ".join(notes), theme.SOFT)]
@@ -65,6 +85,13 @@ _WORDS = {
     ColourBy.REFS: ("1", "2", "3", "4+"),
     ColourBy.AGE: ("now", "<10", "<100", "<1000", "more steps "),
     ColourBy.REUSE: ("0", "1", "2", "3+"),
+}
+_BARE = {
+    ColourBy.OWNER: ("shared", "cached"),
+    ColourBy.STATE: ("full", "partly", "reserved", "cached"),
+    ColourBy.REFS: (*_WORDS[ColourBy.REFS], "cached"),
+    ColourBy.AGE: (*_WORDS[ColourBy.AGE][:-1], "older"),
+    ColourBy.REUSE: (*_WORDS[ColourBy.REUSE], "reserved"),
 }
 _UNITS = {ColourBy.REFS: "number: refs", ColourBy.AGE: "number: steps", ColourBy.REUSE: "number: hits"}
 
