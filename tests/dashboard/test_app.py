@@ -293,6 +293,17 @@ async def test_of_two_blocks_in_a_cell_each_can_be_chosen():
         assert [grid._chosen(3, chain) for chain in (1, 2)] == [below, 3]  # a click, and the second of a double one
 
 
+@pytest.mark.parametrize("signs", ["without colours", "ascii"])
+async def test_two_blocks_share_no_cell_where_nothing_tells_them_apart(monkeypatch, signs):
+    if signs == "without colours":
+        monkeypatch.setenv("NO_COLOR", "1")
+    async with running(StorySource(StoryEngine(800, 4)), (80, 24), ascii_only=signs == "ascii") as (app, pilot):
+        grid = app.query_one("#grid", BlockGrid)
+        for key, zoom in (("0", Zoom.GROUPS), ("plus", Zoom.DENSE), ("minus", Zoom.GROUPS)):
+            await pilot.press(key)
+            await until(pilot, lambda zoom=zoom: grid.layout_now.zoom is zoom, f"{key}: {zoom.name}")
+
+
 async def test_a_large_pool_can_be_scrolled_block_by_block():
     engine = StoryEngine(20_000, 16)
     async with running(StorySource(engine)) as (app, pilot):
