@@ -177,11 +177,11 @@ def test_a_copy_on_write_is_followed_from_the_ticker_to_the_block_to_both_tables
     tmux = terminal(160, 45, "demo", "--max-steps-per-second", "20")
     tmux.wait_for(lambda screen: "LIVE" in screen, "LIVE")
     tmux.keys("i")
-    tmux.wait_for(lambda screen: "esc to the grid" in screen, "the prompt in focus")
+    tmux.wait_for(lambda screen: "esc back" in screen, "the prompt in focus")
     tmux.type(f"{PROMPT}\rO Romeo max_tokens=8\r")
     tmux.wait_for(lambda screen: {"r1.0", "r1.1", "r2.0"} <= requests_on(screen), "both requests")
     tmux.keys("Escape")
-    tmux.wait_for(lambda screen: "esc to the grid" not in screen, "the grid in focus")
+    tmux.wait_for(lambda screen: "esc back" not in screen, "the grid in focus")
 
     tmux.keys("5", "/")
     tmux.wait_for(lambda screen: "Filter the events" in screen, "the filter's line")

@@ -34,6 +34,8 @@ class Digests:
 class MirrorRecorder:
     """Records, and looks at the publisher's mirror each time."""
 
+    error = None
+
     def __init__(self, recorder: Recorder) -> None:
         self.recorder, self.by_seq = recorder, {}
         self.publisher = None

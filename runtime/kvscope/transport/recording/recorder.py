@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 FLUSH_INTERVAL_S = 0.05
 MAX_QUEUED_BYTES = 256 << 20
 NO_LIMIT = 1 << 62
-CHECKPOINT_EVENTS = 3 << 13  # at least so many between two, and no fewer bytes than a checkpoint has
+CHECKPOINT_EVENTS = 5 << 12  # at least so many between two, and no fewer bytes than a checkpoint has
 _NOT_A_FILE = "cannot write {}: not a file; a recording is read from its end, so that it cannot go through a pipe"
 
 
