@@ -73,13 +73,20 @@ def test_the_same_state_after_every_batch(make_stream, seed: int, together: int,
             assert outcome(apply_transposed, before.restore(), read_transposed(data)) == found
 
 
+def with_holders(stream, count: int) -> tuple[EngineState, list[str]]:
+    """The first state of the stream in which so many sequences hold blocks, and their names."""
+    state, holders = EngineState(), []
+    while len(holders) < count:
+        state = apply_batch(state, stream.next())
+        sequences = [sequence for request in state.requests.values() for sequence in request.sequences]
+        holders = [sequence.sequence_id for sequence in sequences if sequence.block_table]
+    return state, holders
+
+
 def test_runs_of_scores_lists_and_ranges_fold_too(make_stream) -> None:
     """What is out of the ordinary in a run of writes or tokens: several at once, none, with a score."""
-    state, stream, holders = EngineState(), make_stream(1), []
-    while len(holders) < 2:
-        state = apply_batch(state, stream.next())
-        names = [sequence.sequence_id for request in state.requests.values() for sequence in request.sequences]
-        holders = [name for name in names if state.sequence(name).block_table]
+    state, holders = with_holders(make_stream(1), 2)
+    names = [sequence.sequence_id for request in state.requests.values() for sequence in request.sequences]
     events: list[Event] = [
         ev.SlotsWritten(sequence_id=name, start=0, stop=stop) for stop in (0, 1, 3) for name in holders
     ]
@@ -160,11 +167,7 @@ def test_requests_that_come_anew_or_leave_are_not_found_as_they_were(
 
 def test_one_long_write_among_many_short_ones(make_stream) -> None:
     """A prompt that is computed beside decoding sequences: what comes before and after it is folded from columns."""
-    state, stream, names = EngineState(), make_stream(3), []
-    while len(names) < 3:
-        state = apply_batch(state, stream.next())
-        every = [sequence.sequence_id for request in state.requests.values() for sequence in request.sequences]
-        names = [name for name in every if state.sequence(name).block_table]
+    state, names = with_holders(make_stream(3), 3)
     far = 1 << 40
     for places in (
         [(0, 1), (0, 2), (1, 2)],
