@@ -111,6 +111,8 @@ def paged_attention_kernel(
     Scores are kept in units of log2(e), for exp2: `score_scale` is `scale * log2(e)`. With a soft cap, `cap * tanh(x)`
     is `cap - 2 * cap / (exp2(2 * log2(e) * x) + 1)`: then `score_scale` is `2 * log2(e) * scale / cap` and `soft_cap`
     is `cap * log2(e)`. SLIDING_WINDOW is None or a number of positions. DOT_DTYPE is what the matrix units multiply.
+
+    A sequence with a context of no positions pads a decode: its output is zeros.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP_ROWS
     tile = tl.program_id(0)
@@ -160,10 +162,10 @@ def paged_attention_kernel(
             TILE,
             SEQS_PAD,
         )
-        num_splits = (end - start + length - 1) // length
-        start += tl.program_id(2) * length
-        if start >= end:
+        num_splits = tl.maximum((end - start + length - 1) // length, 1)
+        if tl.program_id(2) >= num_splits:
             return
+        start += tl.program_id(2) * length
         end = tl.minimum(start + length, end)
 
     row_max = tl.full((BLOCK_M,), -float("inf"), tl.float32)
@@ -206,7 +208,7 @@ def paged_attention_kernel(
         accumulator = accumulator * rescale[:, None] + tl.dot(weights.to(DOT_DTYPE), v, input_precision="ieee")
         row_max = new_max
 
-    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)  # only padding rows saw nothing
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)  # only padding saw nothing
     result = accumulator / row_sum[:, None]
     mask = is_row[:, None] & (value_dim < VALUE_HEAD_SIZE)[None, :]
     if num_splits == 1:

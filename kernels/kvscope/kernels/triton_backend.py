@@ -41,6 +41,10 @@ class TritonBackend:
     Interpreted, a launch costs about 5 ms per program and copies the storage of each argument onto itself: for
     looking at what the kernels do on small pools, not for speed. `tiles`, `splits` and `by_phase` override what is
     chosen by shape and device.
+
+    A decode may be padded, so that one launch serves several batch sizes: a token whose slot is negative is written
+    nowhere, and the output of a sequence whose context has no positions is zeros. The launches of a decode depend on
+    the shapes of its tensors alone, and nothing waits for the device: a CUDA graph may hold them.
     """
 
     name = "triton"

@@ -28,12 +28,16 @@ def write_kv_kernel(
     HEAD_PAD: tl.constexpr,
     VALUE_PAD: tl.constexpr,
 ):
-    """K and V of `num_rows` (token, KV head) pairs, cast, to their tokens' slots. Grid: tiles of ROWS."""
+    """K and V of `num_rows` (token, KV head) pairs, cast, to their tokens' slots. Grid: tiles of ROWS.
+
+    A token whose slot is negative pads the batch: it is written nowhere.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     token = (row // NUM_KV_HEADS).to(tl.int64)
     head = (row % NUM_KV_HEADS).to(tl.int64)
-    slot_id = tl.load(slot_mapping + token, mask=is_row, other=0)
+    slot_id = tl.load(slot_mapping + token, mask=is_row, other=-1)
+    is_row = slot_id >= 0
     block_id = slot_id // BLOCK_SIZE
     slot = slot_id % BLOCK_SIZE
 

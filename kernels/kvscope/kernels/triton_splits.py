@@ -28,7 +28,7 @@ def split_length(
     TILE: tl.constexpr,
     SEQS_PAD: tl.constexpr,
 ):
-    """Positions per program for a sequence that sees `num_visible`: a multiple of TILE.
+    """Positions per program for a sequence that sees `num_visible`: a multiple of TILE, and never none.
 
     Every program of the batch gets about as many, so that `target_programs` share the work evenly and a long sequence
     among short ones is split more often than they are; NUM_SPLITS bounds the splits of one sequence.
@@ -40,7 +40,7 @@ def split_length(
     total = tl.reduce(lengths.to(tl.int64), 0, tl.standard._sum_combine) * num_kv_heads
     fair = ((total + target_programs - 1) // target_programs).to(tl.int32)
     least = (num_visible + NUM_SPLITS - 1) // NUM_SPLITS
-    return (tl.maximum(fair, least) + TILE - 1) // TILE * TILE
+    return tl.maximum((tl.maximum(fair, least) + TILE - 1) // TILE, 1) * TILE
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def combine_splits_kernel(
         SEQS_PAD,
     )
     num_splits = (context_length - start + length - 1) // length
-    if num_splits == 1:
+    if num_splits <= 1:  # none: a row that pads the batch
         return
     # Splits that were not computed have no weight, and are not read: what the scratch holds there is undefined.
     split = tl.arange(0, NUM_SPLITS)
