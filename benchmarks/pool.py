@@ -1,11 +1,14 @@
-"""The block pool against vLLM's, interleaved in one process; prints one table.
+"""The block pool against vLLM's, in turns in one process; prints one table.
 
     pip download --no-deps vllm && unzip -q vllm-*.whl 'vllm/v1/core/*' 'vllm/distributed/*' 'vllm/utils/*' -d vllm_src
     python benchmarks/pool.py --vllm vllm_src
 
-Ours is `BlockTables` as the engine calls it, each call with its event; with events off, the same calls of the pool, and
-the same fields of the sequence set. vLLM's `BlockPool` (prefix caching on) records no event here, and keeps no tables.
-Only the modules of its pool are loaded, the rest of vLLM is stubbed. Without --vllm our side alone.
+Ours is `BlockTables` as the engine calls it, each call with its event; with events off, the same work but for the
+event. vLLM's `BlockPool` (prefix caching on) records no event here, and keeps no tables. Only the modules of its pool
+are loaded, the rest of vLLM is stubbed. Without --vllm our side alone.
+
+In each round all pools are made first, then used a few calls at a time in a drawn order. So all of them meet the same
+caches, as an engine's pool does after a forward pass; a pool measured just after it was made is in them if it is small.
 A figure is the median of the rounds, a ratio the median of the rounds' ratios: the machine's mood cancels out.
 """
 
@@ -13,13 +16,14 @@ import argparse
 import gc
 import importlib.machinery
 import importlib.util
+import random
 import statistics
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvscope.engine.block_pool import BlockPool
 from kvscope.engine.block_tables import BlockTables
@@ -27,6 +31,7 @@ from kvscope.engine.request import Sequence
 from kvscope.events import types as ev
 
 BLOCK_SIZE, RUN, NUM_RUNS = 16, 64, 200  # slots per block, blocks per call, calls per measurement
+NUM_TURNS = 10  # of each measurement
 VLLM_MODULES = {
     "vllm.v1.core.block_pool",
     "vllm.v1.core.kv_cache_utils",
@@ -37,16 +42,13 @@ VLLM_MODULES = {
 Figures = dict[str, float]
 
 
-def per_block(call: Callable[[Any], object], items: list[Any], blocks_per_item: int) -> float:
-    """Nanoseconds of this thread's CPU time per block; the garbage collector waits until afterwards."""
-    gc.collect()
-    gc.disable()
-    started = time.thread_time_ns()
-    for item in items:
-        call(item)
-    elapsed = time.thread_time_ns() - started
-    gc.enable()
-    return elapsed / (len(items) * blocks_per_item)
+class Phase(NamedTuple):
+    """What is measured: one call for each item."""
+
+    name: str
+    call: Callable[[Any], object]
+    items: list[Any]
+    blocks_per_item: int
 
 
 class Ours:
@@ -68,20 +70,28 @@ class Ours:
 
 
 class Silent:
-    """The same without events."""
+    """The same without events: line by line what `BlockTables` does otherwise."""
 
     def __init__(self, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+        self._tables = BlockTables(self.pool, [])
 
     def grow(self, sequence: Sequence, num_positions: int) -> None:
         table = sequence.block_table
-        block_ids, _ = self.pool.allocate(self.pool.blocks_for(num_positions) - len(table))
+        first = sequence.num_released + len(table)
+        count = self.pool.blocks_for(num_positions) - first
+        if count <= 0:
+            return
+        block_ids = self._tables.allocate(count, sequence)
         sequence.block_table = [*table, *block_ids] if table else block_ids
 
-    def release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.block_table)
+    def release(self, sequence: Sequence) -> list[int]:
+        if not sequence.block_table:
+            return []
+        freed, _ = self.pool.release(sequence.block_table)
         sequence.block_table = []
-        sequence.num_computed = sequence.num_indexed = 0
+        sequence.num_computed = sequence.num_indexed = sequence.num_released = 0
+        return freed
 
     def hit(self, pair: tuple[Sequence, list[int]]) -> None:
         sequence, block_ids = pair
@@ -89,28 +99,53 @@ class Silent:
         sequence.block_table = block_ids
 
 
-def measure_ours(ours: Ours | Silent) -> Figures:
-    """Allocate, free into the cache, hit, and allocate one by one."""
+def phases_of(ours: Ours | Silent) -> Iterator[Phase]:
+    """Allocate, free into the cache, hit, and allocate one by one; each builds on the one before it."""
     sequences = [Sequence(f"r{number}.0", 0, []) for number in range(NUM_RUNS)]
-    figures = {"allocate 64": per_block(lambda s: ours.grow(s, RUN * BLOCK_SIZE), sequences, RUN)}
+    yield Phase("allocate 64", lambda sequence: ours.grow(sequence, RUN * BLOCK_SIZE), sequences, RUN)
     runs = [sequence.block_table for sequence in sequences]
     for block_id in (block_id for run in runs for block_id in run):
         ours.pool.keep(block_id)
-    figures["free 64"] = per_block(ours.release, sequences, RUN)
-    figures["cache hit 64"] = per_block(ours.hit, list(zip(sequences, runs, strict=True)), RUN)
+    yield Phase("free 64", ours.release, sequences, RUN)
+    yield Phase("cache hit 64", ours.hit, list(zip(sequences, runs, strict=True)), RUN)
     single = [Sequence(f"s{number}.0", 0, []) for number in range(NUM_RUNS * 8)]
-    figures["allocate 1"] = per_block(lambda s: ours.grow(s, 1), single, 1)
-    return figures
+    yield Phase("allocate 1", lambda sequence: ours.grow(sequence, 1), single, 1)
 
 
-def measure_vllm(block_pool: Any, num_blocks: int) -> Figures:
-    pool = block_pool(num_blocks, True, BLOCK_SIZE)
+def phases_of_vllm(pool: Any) -> Iterator[Phase]:
     runs: list[Any] = []
-    figures = {"allocate 64": per_block(lambda _: runs.append(pool.get_new_blocks(RUN)), [None] * NUM_RUNS, RUN)}
-    figures["free 64"] = per_block(lambda run: pool.free_blocks(reversed(run)), runs, RUN)
-    figures["cache hit 64"] = per_block(pool.touch, runs, RUN)
-    figures["allocate 1"] = per_block(lambda _: pool.get_new_blocks(1), [None] * (NUM_RUNS * 8), 1)
+    yield Phase("allocate 64", lambda _: runs.append(pool.get_new_blocks(RUN)), [None] * NUM_RUNS, RUN)
+    yield Phase("free 64", lambda run: pool.free_blocks(reversed(run)), runs, RUN)
+    yield Phase("cache hit 64", pool.touch, runs, RUN)
+    yield Phase("allocate 1", lambda _: pool.get_new_blocks(1), [None] * (NUM_RUNS * 8), 1)
+
+
+def measure(sides: list[Iterator[Phase]], rng: random.Random) -> list[Figures]:
+    """Nanoseconds of this thread's CPU time per block; the garbage collector waits until a phase is over."""
+    figures: list[Figures] = [{} for _ in sides]
+    for phases in zip(*sides, strict=True):
+        gc.collect()
+        gc.disable()
+        elapsed = take_turns(phases, rng)
+        gc.enable()
+        for side, phase, elapsed_ns in zip(figures, phases, elapsed, strict=True):
+            side[phase.name] = elapsed_ns / (len(phase.items) * phase.blocks_per_item)
     return figures
+
+
+def take_turns(phases: tuple[Phase, ...], rng: random.Random) -> list[int]:
+    """Nanoseconds of each; who comes after whom is drawn anew for every turn."""
+    elapsed = [0] * len(phases)
+    for turn in range(NUM_TURNS):
+        for place in rng.sample(range(len(phases)), len(phases)):
+            _, call, items, _ = phases[place]
+            size = len(items) // NUM_TURNS
+            part = items[turn * size : (turn + 1) * size]
+            started = time.thread_time_ns()
+            for item in part:
+                call(item)
+            elapsed[place] += time.thread_time_ns() - started
+    return elapsed
 
 
 class _Anything:
@@ -186,16 +221,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     vllm_pool = load_vllm(args.vllm) if args.vllm is not None else None
-    ours, silent, large, theirs = [], [], [], []
-    for number in range(args.rounds):
-        pair = [(ours, Ours), (silent, Silent)]
-        for figures, make in pair if number % 2 else pair[::-1]:  # whoever is first finds the caches cold
-            figures.append(measure_ours(make(args.blocks)))
-        large.append(measure_ours(Ours(10 * args.blocks)))
+    rng, rounds = random.Random(0), []
+    for _ in range(args.rounds):
+        sides = [phases_of(pool) for pool in (Ours(args.blocks), Silent(args.blocks), Ours(10 * args.blocks))]
         if vllm_pool is not None:
-            theirs.append(measure_vllm(vllm_pool, args.blocks))
+            sides.append(phases_of_vllm(vllm_pool(args.blocks, True, BLOCK_SIZE)))
+        rounds.append(measure(sides, rng))
+    ours, silent, large, *others = (list(figures) for figures in zip(*rounds, strict=True))
     columns = {"ours": medians(ours)}
-    if theirs:
+    for theirs in others:
         columns |= {"vLLM": medians(theirs), "vLLM / ours": ratios(theirs, ours)}
     columns["events on / off"] = ratios(ours, silent)
     columns[f"{10 * args.blocks:,} / {args.blocks:,}"] = ratios(large, ours)

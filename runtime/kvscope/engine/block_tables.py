@@ -70,7 +70,8 @@ class BlockTables:
 
     def grow(self, sequence: rq.Sequence, num_positions: int) -> None:
         """Reserve blocks until positions `0:num_positions` have slots. A table is replaced, as events hold it."""
-        table, first = sequence.block_table, sequence.num_logical_blocks
+        table = sequence.block_table
+        first = sequence.num_released + len(table)
         count = self.pool.blocks_for(num_positions) - first
         if count <= 0:
             return
