@@ -23,11 +23,12 @@ from dashboard_load import Load
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable
 
-from kvscope.dashboard.app import DashboardApp, FrameReady
+from kvscope.dashboard.app import DashboardApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import UNICODE
+from kvscope.dashboard.pump import FrameReady
 from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.sparing import SparingApp
 from kvscope.dashboard.terminal import run_screen

@@ -25,7 +25,7 @@ from textual.binding import Binding
 from textual.widgets import Input, SelectionList
 from textual.widgets._footer import FooterKey
 
-from kvscope.dashboard.app import DashboardApp, FrameReady
+from kvscope.dashboard.app import DashboardApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.breakpoints_screen import BreakpointsScreen
 from kvscope.dashboard.grid_layout import Zoom
@@ -34,6 +34,7 @@ from kvscope.dashboard.keys import KEYS, PANES, key_names
 from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import TextPane
 from kvscope.dashboard.prompt import PromptBar, PromptInput
+from kvscope.dashboard.pump import FrameReady
 from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.screen_size import Arrangement, arrange
 from kvscope.dashboard.table_pane import TablePane
@@ -123,7 +124,7 @@ async def test_a_swapped_out_request_is_lit_in_the_host_pool(size):
         await until(pilot, lambda: "H0" in host.text(), "its blocks")
         assert app._frame.host.refs.tolist() == [2, 2, 1, 1, *[0] * 8]
         await pilot.press("2", "down", "down", "down")
-        await until(pilot, lambda: app._selected == "r2", "the request")
+        await until(pilot, lambda: app.chosen.key == "r2", "the request")
         assert host._light.logical == {0: 0, 1: 1, 2: 2, 3: 2}
         assert grid._light.dim_others
         assert not grid._light.logical
@@ -131,10 +132,10 @@ async def test_a_swapped_out_request_is_lit_in_the_host_pool(size):
         await until(pilot, lambda: "→ H0" in app.query_one("#table").text(), "its table")
         await pilot.press("6", "f8", "right", "right")
         await until(pilot, lambda: app.query_one("#block").text().startswith(" H1  ref count 2"), "the block")
-        assert (app._cursor, app._host_cursor) == (None, 1)
-        assert app._holders_of_cursor() == {"r2.0", "r2.1"}
+        assert (app.chosen.cursor, app.chosen.host_cursor) == (None, 1)
+        assert app.chosen.holders_of_cursor(app._frame) == {"r2.0", "r2.1"}
         await pilot.press("1", "right")
-        await until(pilot, lambda: (app._cursor, app._host_cursor) == (0, None), "one cursor, not two")
+        await until(pilot, lambda: (app.chosen.cursor, app.chosen.host_cursor) == (0, None), "one cursor, not two")
 
 
 async def test_without_a_host_pool_there_is_no_key_for_it():
@@ -180,7 +181,7 @@ async def test_the_article_is_on_the_screen():
 async def test_selecting_a_sequence_lights_its_blocks_and_shows_its_table():
     async with running(ListSource(candidates_batches())) as (app, pilot):
         await pilot.press("2", "down", "down", "down")
-        await until(pilot, lambda: app._selected == "r1.1", "selection")
+        await until(pilot, lambda: app.chosen.key == "r1.1", "selection")
         table = app.query_one(TablePane)
         await until(pilot, lambda: "L1 → P1" in table.text(), "its table")
         grid = app.query_one("#grid", BlockGrid)
@@ -209,7 +210,7 @@ async def test_quick_keys_are_not_lost_while_a_selection_is_on_its_way():
         requests = app.query_one(RequestsPane)
         for _ in range(4):
             requests.action_choose(1)  # faster than any message travels
-        await until(pilot, lambda: app._selected == "r2", "four keys, four rows")
+        await until(pilot, lambda: app.chosen.key == "r2", "four keys, four rows")
 
 
 @pytest.mark.parametrize(
@@ -250,9 +251,9 @@ async def test_the_cursor_names_a_block_and_enter_selects_its_holder():
         await pilot.press("1", "right")
         await until(pilot, lambda: "held by r1.0 (L0), r1.1 (L0)" in screen_text(app), "the block's holders")
         await pilot.press("enter")
-        await until(pilot, lambda: app._selected == "r1.0")
+        await until(pilot, lambda: app.chosen.key == "r1.0")
         await pilot.press("enter")
-        await until(pilot, lambda: app._selected == "r1.1", "the next holder")
+        await until(pilot, lambda: app.chosen.key == "r1.1", "the next holder")
         await pilot.press("l")
         await until(pilot, lambda: "P1  ref count 1" in screen_text(app), "l moves right")
 
@@ -262,7 +263,7 @@ async def test_a_click_chooses_a_block():
         grid = app.query_one("#grid", BlockGrid)
         column = 1 + grid.layout_now.cell_width + 2  # the border, the first card, inside the second
         await pilot.click("#grid", offset=(column, 1))
-        await until(pilot, lambda: app._cursor == 1, "P1 under the mouse")
+        await until(pilot, lambda: app.chosen.cursor == 1, "P1 under the mouse")
 
 
 async def test_zoom_keys_change_what_a_cell_is():
@@ -285,11 +286,11 @@ async def test_of_two_blocks_in_a_cell_each_can_be_chosen():
         await until(pilot, lambda: grid.layout_now.zoom is Zoom.HALVES, "two blocks per cell")
         place, below = (1 + grid.layout_now.label_width + 3, 1), 3 + grid.layout_now.columns
         await pilot.click("#grid", offset=place)
-        await until(pilot, lambda: app._cursor == 3, "the upper one")
+        await until(pilot, lambda: app.chosen.cursor == 3, "the upper one")
         await pilot.press("down")
-        await until(pilot, lambda: app._cursor == below, "the lower one")
+        await until(pilot, lambda: app.chosen.cursor == below, "the lower one")
         await pilot.press("down", "left", "up", "up", "right")
-        await until(pilot, lambda: app._cursor == 3, "row by row")
+        await until(pilot, lambda: app.chosen.cursor == 3, "row by row")
         assert [grid._chosen(3, chain) for chain in (1, 2)] == [below, 3]  # a click, and the second of a double one
 
 
@@ -309,7 +310,7 @@ async def test_a_large_pool_can_be_scrolled_block_by_block():
     async with running(StorySource(engine)) as (app, pilot):
         grid = app.query_one("#grid", BlockGrid)
         await pilot.press("plus", "plus", "end")
-        await until(pilot, lambda: app._cursor == 19_999 and "P19999" in screen_text(app), "the last block")
+        await until(pilot, lambda: app.chosen.cursor == 19_999 and "P19999" in screen_text(app), "the last block")
         assert grid.scroll_offset.y > 100
 
 
@@ -568,9 +569,9 @@ async def test_play_at_the_end_starts_again():
 async def test_home_is_the_panes_own_key_when_there_is_no_recording():
     async with running(ListSource(candidates_batches())) as (app, pilot):
         await pilot.press("1", "end")
-        await until(pilot, lambda: app._cursor == 5)
+        await until(pilot, lambda: app.chosen.cursor == 5)
         await pilot.press("home")
-        await until(pilot, lambda: app._cursor == 0)
+        await until(pilot, lambda: app.chosen.cursor == 0)
 
 
 # --- help, palette, hostile text, screenshot --------------------------------------------------------------------
@@ -682,8 +683,8 @@ async def test_strips_that_did_not_change_are_not_painted_again():
         painted = []
         header = app.query_one("#header", StripWidget)
         header.refresh = lambda *_, **__: painted.append("header")
-        app._draw()
-        app._draw()
+        app.draw()
+        app.draw()
         assert painted == []
         assert app.query_one(PromptBar)
 
@@ -775,12 +776,12 @@ async def test_candidates_stand_side_by_side_and_one_can_be_chosen():
         await until(pilot, lambda: "they part at position 6" in table.text(), "both of them")
         assert str(table.border_title) == "3 Candidates of r1, side by side"
         await pilot.press("left")
-        await until(pilot, lambda: app._selected == "r1.1", "the last one")
+        await until(pilot, lambda: app.chosen.key == "r1.1", "the last one")
         await until(pilot, lambda: "they part" not in table.text() and "L1 → P1" in table.text(), "its table")
         app.select("r1")
         await until(pilot, lambda: "they part" in table.text(), "both again")
         await pilot.click(table, offset=(4, 3))
-        await until(pilot, lambda: app._selected == "r1.0", "a click chooses the one there")
+        await until(pilot, lambda: app.chosen.key == "r1.0", "a click chooses the one there")
 
 
 async def test_candidates_side_by_side_follow_their_newest_text_until_one_goes_up():
@@ -797,7 +798,9 @@ async def test_candidates_side_by_side_follow_their_newest_text_until_one_goes_u
             await until(pilot, lambda: (table.scroll_offset.y == table.max_scroll_y) is is_at_end, "where it stands")
 
         await pilot.press("2", "down", "3")
-        await until(pilot, lambda: app._selected == "r1" and 0 < table.max_scroll_y == table.scroll_offset.y, "its end")
+        await until(
+            pilot, lambda: app.chosen.key == "r1" and 0 < table.max_scroll_y == table.scroll_offset.y, "its end"
+        )
         await go_on(is_at_end=True)
         assert table.text().splitlines()[-1].startswith(" r1.0 48 tok ")  # whose texts these are
         await pilot.press("up")

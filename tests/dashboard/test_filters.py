@@ -216,7 +216,7 @@ async def test_enter_on_an_event_goes_to_its_moment_block_and_request():
         await type_filter(app, pilot, *"kind:copied", "enter")
         await until(pilot, lambda: "copy-on-write" in app.query_one(EventsPane).text(), "the copy")
         await pilot.press("up", "enter")
-        await until(pilot, lambda: app._selected == "r1.0" and app._cursor == 2, "its block and sequence")
+        await until(pilot, lambda: app.chosen.key == "r1.0" and app.chosen.cursor == 2, "its block and sequence")
         await until(pilot, lambda: app._frame.step == 2 and app._frame.phase == "plan", "its moment")
 
 
@@ -227,7 +227,7 @@ async def test_orders_and_following_are_told_in_the_title():
         await until(pilot, lambda: "by newest" in screen_text(app), "the order")
         await pilot.press("f")
         newest = [r.request_id for r in app._frame.requests if r.status == "running"][-1]
-        await until(pilot, lambda: "following" in screen_text(app) and app._selected == newest, "the newest")
+        await until(pilot, lambda: "following" in screen_text(app) and app.chosen.key == newest, "the newest")
         await pilot.press("down")
         await until(pilot, lambda: "following" not in screen_text(app), "a choice of one's own ends it")
 
@@ -248,7 +248,7 @@ async def test_what_is_typed_into_the_filter_is_never_markup():
 async def test_following_ends_with_esc_and_with_another_choice():
     async with running(live(num_steps=3), (120, 36)) as (app, pilot):
         await pilot.press("2", "f")
-        await until(pilot, lambda: app._selected is not None, "the newest")
+        await until(pilot, lambda: app.chosen.key is not None, "the newest")
         await pilot.press("escape")
-        await until(pilot, lambda: app._selected is None, "nothing is selected")
+        await until(pilot, lambda: app.chosen.key is None, "nothing is selected")
         assert "following" not in screen_text(app)

@@ -142,12 +142,12 @@ async def test_every_hint_names_the_key_in_force():
 async def test_escape_backs_out_one_level_at_a_time():
     async with running(live(num_steps=2)) as (app, pilot):
         await pilot.press("1", "right", "2", "down")
-        await until(pilot, lambda: app._cursor is not None and app._selected is not None, "cursor and selection")
+        await until(pilot, lambda: app.chosen.cursor is not None and app.chosen.key is not None, "cursor and selection")
         await pilot.press("escape")
-        await until(pilot, lambda: app._selected is None, "the selection first")
-        assert app._cursor is not None
+        await until(pilot, lambda: app.chosen.key is None, "the selection first")
+        assert app.chosen.cursor is not None
         await pilot.press("escape")
-        await until(pilot, lambda: app._cursor is None, "then the cursor")
+        await until(pilot, lambda: app.chosen.cursor is None, "then the cursor")
         assert app.is_running
 
 
@@ -206,7 +206,7 @@ async def test_without_colours_none_is_sent(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     async with running(live(num_steps=2), (80, 24), look=Look(theme="kvscope-light")) as (app, pilot):
         await pilot.press("2", "down", "down")
-        await until(pilot, lambda: app._selected is not None)
+        await until(pilot, lambda: app.chosen.key is not None)
         styles = [s.style for strip in strips_of(app) for s in strip if s.style is not None]
         assert {colour.name for style in styles for colour in (style.color, style.bgcolor) if colour} == {"default"}
         assert any(style.reverse for style in styles)

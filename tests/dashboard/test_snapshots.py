@@ -102,16 +102,18 @@ async def test_every_view(size, signs):
             await until(pilot, lambda name=name: app.query_one(f"#{name}").has_focus, name)
             await compare(app, pilot, screens, name)
         await pilot.press("2", "down", "3")
-        await until(pilot, lambda: app._selected == "r1" and app.query_one("#table").has_focus, "a request")
+        await until(pilot, lambda: app.chosen.key == "r1" and app.query_one("#table").has_focus, "a request")
         await compare(app, pilot, screens, "candidates side by side")
         await pilot.press("2", "down")
-        await until(pilot, lambda: app._selected == "r1.0", "selection")
+        await until(pilot, lambda: app.chosen.key == "r1.0", "selection")
         await compare(app, pilot, screens, "a sequence selected")
         await pilot.press("question_mark")
         await compare(app, pilot, screens, "help")
     async with running(swapping_story(), size, ascii_only=signs == "ascii") as (app, pilot):
         await pilot.press("2", "down", "down", "down", "3")
-        await until(pilot, lambda: app._selected == "r2" and app.query_one("#table").has_focus, "a request on the host")
+        await until(
+            pilot, lambda: app.chosen.key == "r2" and app.query_one("#table").has_focus, "a request on the host"
+        )
         await compare(app, pilot, screens, "a request swapped out")
     assert all(cell_len(line) <= size[0] for screen in screens.values() for line in screen)
     save(path, screens)
@@ -144,7 +146,7 @@ def named(style) -> str:
 async def compare_colourings(app, pilot, expected, read) -> None:
     """With nothing selected, what else colours can say."""
     await pilot.press("escape")
-    await until(pilot, lambda: app._selected is None, "nothing selected")
+    await until(pilot, lambda: app.chosen.key is None, "nothing selected")
     for by in [*ColourBy][1:]:
         await pilot.press("c")
         await until(pilot, lambda by=by: f"c by {by.value} " in screen_text(app), by.value)
@@ -161,7 +163,7 @@ async def test_every_style(size, mode, monkeypatch):
     look = Look(theme="kvscope-light" if mode == "light" else "kvscope")
     async with running(story(), size, look=look) as (app, pilot):
         await pilot.press("2", "down", "down")
-        await until(pilot, lambda: app._selected == "r1.0", "selection")
+        await until(pilot, lambda: app.chosen.key == "r1.0", "selection")
         await compare(app, pilot, screens, "a sequence selected", styles_of)
         if size == SIZES[1]:
             await compare_colourings(app, pilot, screens, styles_of)
@@ -201,7 +203,7 @@ async def test_two_blocks_in_a_cell(mode):
         await compare(app, pilot, screens, "halves")
         await compare(app, pilot, screens, "halves, styles", styles_of)
         await pilot.press("2", "down", "down")
-        await until(pilot, lambda: app._selected == "r1.0", "selection")
+        await until(pilot, lambda: app.chosen.key == "r1.0", "selection")
         await compare(app, pilot, screens, "a sequence selected", styles_of)
     save(path, screens)
 

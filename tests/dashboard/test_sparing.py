@@ -148,7 +148,7 @@ async def test_frames_are_dropped_and_never_queued(monkeypatch):
         for _ in range(20):
             source.feed(source.engine.step())
             app._frame = app._frame._replace(step=app._frame.step + 1)
-            app._draw()
+            app.draw()
             await pilot.pause(0.02)
         assert line.num_at_once == 1  # that which the line is busy with
         line.is_busy = False
@@ -191,7 +191,7 @@ async def test_at_most_so_many_frames_unless_a_key_is_pressed(monkeypatch):
         before = line.num_frames
         for number in range(10):
             app._frame = app._frame._replace(step=number)
-            app._draw()
+            app.draw()
             await pilot.pause(0.03)
         assert line.num_frames - before <= 1
         await pilot.press("question_mark")

@@ -206,7 +206,7 @@ async def test_looking_back_from_a_block_and_from_a_request():
         await until(pilot, lambda: source.player.position == source.player.length)
         await until(pilot, lambda: app._frame.revision == source.view.revision)
         await pilot.press("1", "right", "w")
-        block_id = app._cursor
+        block_id = app.chosen.cursor
         await until(pilot, lambda: source.player.position < source.player.length, "the block's last change")
         assert f"P{block_id}" in source.view.log[-1].sentence
         await pilot.press("2", "down", "a")

@@ -52,7 +52,7 @@ async def test_what_the_engine_refuses_later_is_said_at_the_prompt_and_in_the_li
         await pilot.press("a")
         await until(pilot, lambda: "prompt refused" not in screen_text(app), "until one writes on")
         await pilot.click("#requests", offset=(4, 3))
-        await until(pilot, lambda: app._selected == "r1", "the rows below are where they are drawn")
+        await until(pilot, lambda: app.chosen.key == "r1", "the rows below are where they are drawn")
 
 
 def test_refusals_are_shown_for_a_while_and_not_again_of_a_log_that_goes_on():

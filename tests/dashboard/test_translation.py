@@ -91,7 +91,7 @@ async def test_the_cursor_walks_over_tokens_and_blocks_and_goes_with_escape():
         assert "position 3 " in table.text()
         await pilot.press("escape")
         await until(pilot, lambda: "position" not in table.text(), "no cursor")
-        assert app._selected == "r1.1"
+        assert app.chosen.key == "r1.1"
 
 
 async def test_the_cursor_stays_within_the_table():

@@ -21,7 +21,7 @@ from kvscope.dashboard.help import HelpScreen
 from kvscope.dashboard.keys import KEYS, key_names
 from kvscope.dashboard.pane import StripPane, own_bindings
 from kvscope.dashboard.replies import ask
-from kvscope.dashboard.selection import find_selected
+from kvscope.dashboard.selection import Selection, find_selected
 from kvscope.dashboard.themed import Look
 from kvscope.dashboard.view_recorder import ViewRecorder
 from kvscope.events.describe import describe_breakpoints
@@ -47,7 +47,7 @@ class ActionsApp(BookmarkingApp):
     def __init__(self, source: Source, glyphs: Glyphs, look: Look | None = None) -> None:
         super().__init__(source, glyphs, look)
         self._frame: Frame = build_frame(source.view, FrameBuilder())
-        self._selected: str | None = None
+        self.chosen = Selection()
         tap: Tap | None = getattr(source, "tap", None)
         self._recording = ViewRecorder(source.view, tap) if tap is not None else None
         self._starting = asyncio.Lock()  # one start or end of a recording at a time
@@ -83,16 +83,16 @@ class ActionsApp(BookmarkingApp):
         self.tell(f"the engine pauses at: {words}" if words else "no breakpoints")
 
     def action_cancel(self) -> None:
-        control, chosen = self._source.control, find_selected(self._frame, self._selected)
+        control, shown = self._source.control, find_selected(self._frame, self.chosen.key)
         if control is None:
             return
         if self._past is not None:
             self.tell(f"this is the past: {self.key_names['live']} goes to the live engine", severity="warning")
             return
-        if chosen is None:
+        if shown is None:
             self.tell(f"select a request first: {self.key_names['requests']}, then up or down", severity="warning")
             return
-        request_id = chosen[0].request_id
+        request_id = shown[0].request_id
         self._ask(lambda: control.cancel(request_id), f"cancel {request_id}")
 
     def _ask(self, call: Callable[[], PendingReply], what: str) -> None:

@@ -10,12 +10,11 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 import msgspec
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.dom import DOMNode
 from textual.widget import Widget
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Input, Static
 
 from kvscope.dashboard.app import DashboardApp
 from kvscope.dashboard.keys import app_bindings
@@ -107,13 +106,8 @@ class LessonApp(DashboardApp):
     _index = -1
     _in_lesson = True
 
-    def compose(self) -> ComposeResult:
-        for widget in super().compose():
-            if isinstance(widget, Footer):
-                yield Static(id="lesson")
-            yield widget
-
     def on_mount(self) -> None:
+        self.deck.mount(Static(id="lesson"), before="KeyFooter")
         self._seqs: list[int] = []  # of the moments reached so far
         self._turn = asyncio.Lock()
         self.action_lesson_next()

@@ -4,8 +4,21 @@ import threading
 import time
 from collections.abc import Callable
 
+from textual.message import Message
+
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.transport.source import View
+
+
+class FrameReady(Message):
+    """A new picture from the reader thread, or why there will be none; a newer one replaces it."""
+
+    def __init__(self, frame: Frame | Exception) -> None:
+        super().__init__()
+        self.frame = frame
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, FrameReady)
 
 
 class FramePump:

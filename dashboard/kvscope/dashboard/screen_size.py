@@ -9,6 +9,7 @@ from kvscope.dashboard.strips import make_strip
 from kvscope.dashboard.terminal import MIN_COLUMNS, MIN_ROWS
 
 FULL_WIDTH, FULL_HEIGHT = 108, 30
+MEDIUM_HEIGHT, TALL_HEIGHT = 30, 42  # from here on a narrow screen shows the events, and the other lists, for good
 
 
 class Arrangement(Enum):
@@ -25,6 +26,14 @@ def arrange(width: int, height: int) -> Arrangement:
     if width < FULL_WIDTH or height < FULL_HEIGHT:
         return Arrangement.COMPACT
     return Arrangement.FULL
+
+
+def is_medium(height: int) -> bool:
+    return height >= MEDIUM_HEIGHT
+
+
+def is_tall(height: int) -> bool:
+    return height >= TALL_HEIGHT
 
 
 def draw_too_small(width: int, height: int) -> list[Strip]:

@@ -1,15 +1,43 @@
-"""What the user looks at: a request, a sequence, or nothing in particular. Pure."""
+"""What the user looks at: a request, a sequence, a block, or nothing in particular; and what a frame has of it."""
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
+from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.copies import DEVICE, RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.grid_layout import Light
+from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.requests import order_requests
 from kvscope.events import types as ev
 
 Shown = tuple[RequestFrame, SequenceFrame]
+
+
+@dataclass
+class Selection:
+    """What the user has chosen. The cursor is on a block of the pool, or on one of the host pool: never on both."""
+
+    key: str | None = None  # a request or a sequence
+    cursor: int | None = None
+    host_cursor: int | None = None
+    colour_by: ColourBy = ColourBy.OWNER
+
+    def point(self, block_id: int | None, letter: str = DEVICE) -> None:
+        self.cursor, self.host_cursor = (block_id, None) if letter == DEVICE else (None, block_id)
+
+    def block_on_show(self, frame: Frame) -> tuple[int | None, PoolFrame]:
+        """The one under the cursor, else the one that was touched last; and its pool."""
+        if self.host_cursor is not None and frame.host.num_blocks:
+            return self.host_cursor, frame.host
+        return self.cursor if self.cursor is not None else latest_block(frame), frame.pool
+
+    def holders_of_cursor(self, frame: Frame) -> frozenset[str]:
+        block_id, pool = self.block_on_show(frame)
+        is_chosen = block_id in (self.cursor, self.host_cursor)
+        holders = frame.holders(block_id, pool) if block_id is not None and is_chosen else []
+        return frozenset(name for name, _ in holders)
 
 
 def find_selected(frame: Frame, key: str | None) -> Shown | None:

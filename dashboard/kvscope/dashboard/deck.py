@@ -1,0 +1,118 @@
+"""The panes of the screen: where each is, and what it shows of a frame and of what the user has chosen."""
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from kvscope.dashboard.events_pane import EventsPane
+from kvscope.dashboard.footer import KeyFooter
+from kvscope.dashboard.frames import Frame
+from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.insight_pane import InsightPane
+from kvscope.dashboard.keys import PANES, KeyNames
+from kvscope.dashboard.pane import StripPane, StripWidget
+from kvscope.dashboard.panes import BlockPane, TextPane
+from kvscope.dashboard.pools import Pools, host_title
+from kvscope.dashboard.prompt import PromptBar
+from kvscope.dashboard.requests_pane import RequestsPane
+from kvscope.dashboard.screen_size import Arrangement
+from kvscope.dashboard.selection import Selection, Shown, shown_sequence
+from kvscope.dashboard.table_pane import TablePane
+from kvscope.dashboard.timeline_bar import TimelineBar
+
+POOLS = ("grid", "host")  # panes with blocks
+
+
+class Deck(Vertical):
+    """Everything but the message that the terminal is too small. `hint` stands where requests will be."""
+
+    def __init__(self, glyphs: Glyphs, prompt: PromptBar, keys: KeyNames, *, hint: str) -> None:
+        super().__init__(id="deck")
+        self._glyphs, self._prompt, self._keys, self._hint = glyphs, prompt, keys, hint
+        self._front = "requests"  # the pane below the grid in the compact arrangement
+
+    def compose(self) -> ComposeResult:
+        glyphs = self._glyphs
+        yield from (StripWidget(id=name) for name in ("header", "gauge"))
+        yield TimelineBar(glyphs, id="playback")
+        yield StripWidget(id="banner")
+        with Horizontal(id="main"):
+            with Vertical(id="left"):
+                yield Pools(glyphs, id="pools")
+                yield BlockPane(glyphs, id="block")
+            with Vertical(id="right"):
+                yield RequestsPane(glyphs, id="requests", hint=self._hint)
+                yield TablePane(glyphs, id="table")
+                yield TextPane(glyphs, id="text")
+        yield EventsPane(glyphs, id="events")
+        yield InsightPane(glyphs, id="insight")
+        yield self._prompt
+        yield KeyFooter()
+
+    def bring_to_front(self, name: str) -> None:
+        """The pane below the grid, where there is room for one."""
+        self._front = name
+        self.show_front()
+
+    def show_front(self) -> None:
+        for name in PANES:
+            if name not in (*POOLS, "insight"):
+                self.query_one(f"#{name}").set_class(name == self._front, "-front")
+
+    def show_cells(self, frame: Frame, chosen: Selection) -> None:
+        """The part of the picture that is seen at a glance."""
+        self.query_one(Pools).show(frame, chosen.key, chosen.cursor, chosen.host_cursor, chosen.colour_by)
+        self.query_one(InsightPane).observe(frame)
+
+    def show_words(self, frame: Frame, chosen: Selection) -> None:
+        """The part that is read."""
+        self.query_one(BlockPane).show(frame, *chosen.block_on_show(frame))
+        self.query_one(RequestsPane).show(frame, chosen.key, chosen.holders_of_cursor(frame))
+        shown = shown_sequence(frame, chosen.key)
+        whole = shown is not None and chosen.key == shown[0].request_id and len(shown[0].sequences) > 1
+        self.query_one(TablePane).show(frame, shown, whole=whole)
+        self.query_one(TextPane).show(shown)
+        self.query_one(EventsPane).show(frame.log)
+        self.query_one(InsightPane).redraw()
+        if frame.info is not None:
+            self._prompt.max_model_len = frame.info.max_model_len
+        titles = {**PANES, **self._titles_of_lists(), **_titles_of_sequence(shown, whole=whole)}
+        self._entitle(titles | self._titles_of_blocks(frame, chosen))
+
+    def _titles_of_lists(self) -> dict[str, str]:
+        return {
+            name: f"{PANES[name]}  {self.query_one(f'#{name}', StripPane).note}".rstrip()
+            for name in ("requests", "events")
+        }
+
+    def _titles_of_blocks(self, frame: Frame, chosen: Selection) -> dict[str, str]:
+        titles = {
+            "grid": f"{PANES['grid']}  by {chosen.colour_by.value}",
+            "host": host_title(frame.host, self.query_one("#host").size.width),
+        }
+        block_id, pool = chosen.block_on_show(frame)
+        if block_id is not None:
+            is_chosen = chosen.cursor is not None or pool is frame.host
+            titles["block"] = f"Block {pool.name(block_id)}" + ("" if is_chosen else ", touched last")
+        return titles
+
+    def _entitle(self, titles: dict[str, str]) -> None:
+        """Each with its key; where one pane is shown at a time, the others are named below it."""
+        key_of = self._keys.pane
+        screen = self.screen
+        one_at_a_time = screen.has_class(Arrangement.COMPACT.value) and not screen.has_class("-tall")
+        others = [f"{key_of(name)} {PANES[name]}" for name in PANES if name not in (*POOLS, self._front)]
+        for name, title in titles.items():
+            pane = self.query_one(f"#{name}", StripPane)
+            pane.set_title(f"{key_of(name)} {title}")
+            if name not in POOLS:
+                pane.set_subtitle("  ".join(others) if one_at_a_time and name == self._front else "")
+
+
+def _titles_of_sequence(shown: Shown | None, *, whole: bool) -> dict[str, str]:
+    if shown is None:
+        return {"table": "Block table", "text": "Text"}
+    request, sequence = shown
+    of_sequence = f" of {sequence.sequence_id}{' (swapped out)' if sequence.host_table else ''}"
+    what = "Beams" if request.params.beam_width > 1 else "Candidates"
+    table = f"{what} of {request.request_id}, side by side" if whole else f"Block table{of_sequence}"
+    return {"table": table, "text": f"Text{of_sequence}"}
