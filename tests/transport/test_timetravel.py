@@ -126,13 +126,13 @@ def few_keyframes(monkeypatch) -> None:
     monkeypatch.setattr("kvscope.transport.timetravel.walker.TRAIL_EVENTS", (60, 20, 5))
     monkeypatch.setattr("kvscope.transport.timetravel.walker.TAIL_EVENTS", 40)
     monkeypatch.setattr("kvscope.transport.timetravel.walker.MIN_TAIL_EVENTS", 20)
-    monkeypatch.setattr("kvscope.transport.timetravel.walker.MAX_LOG_ENTRIES", 120)
+    for module in ("source", "timetravel.walker"):
+        monkeypatch.setattr(f"kvscope.transport.{module}.MAX_LOG_ENTRIES", 120)
 
 
 @pytest.fixture
 def player(stream, few_keyframes) -> Iterator[Player]:
     view = View()
-    view.log = type(view.log)(maxlen=120)
     made = Player(Recording(Path("run.mcap"), list(enumerate(stream.batches))), view)
     made.view = view
     made.start()

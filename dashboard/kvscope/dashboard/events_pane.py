@@ -39,7 +39,7 @@ class EventsPane(FollowingPane):
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._glyphs = glyphs
-        self._whole: tuple[LogEntry, ...] = ()
+        self._whole: Sequence[LogEntry] = ()
         self._log: Sequence[LogEntry] = ()
         self._pointed: LogEntry | None = None
         self._last: LogEntry | None = None  # the newest entry, when the longest was looked for
@@ -47,8 +47,8 @@ class EventsPane(FollowingPane):
         self._is_brief = False
         self._text, self._query = "", EVERYTHING
 
-    def show(self, log: tuple[LogEntry, ...]) -> None:
-        if log != self._whole:
+    def show(self, log: Sequence[LogEntry]) -> None:
+        if log is not self._whole:
             self._whole = log
             self._sift()
 

@@ -6,7 +6,7 @@ they have changed; the pool is coloured after the lock is released.
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ class Frame(NamedTuple):
     pool: PoolFrame
     requests: tuple[RequestFrame, ...]
     places: Mapping[str, int]  # where in `requests` an id is
-    log: tuple[LogEntry, ...]
+    log: Sequence[LogEntry]
     findings: tuple[Finding, ...]
     step_elapsed_ns: int = 0
     ledger: Ledger | None = None  # while somebody looks at it
@@ -203,7 +203,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             pool=EMPTY_POOL,
             requests=requests,
             places=MappingProxyType({request.request_id: place for place, request in enumerate(requests)}),
-            log=tuple(view.log),
+            log=view.log,
             findings=tuple(view.findings),
             step_elapsed_ns=state.step_elapsed_ns,
             ledger=builder.account(state),

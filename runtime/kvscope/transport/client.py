@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Self
 
 import msgpack
@@ -154,16 +155,19 @@ class EngineClient:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for source in (self._events, self._control, self._handshakes.monitor, self._wake_out):
+        takers: dict[object, Callable[[], None]] = {
+            self._wake_out.fileno(): self._send_calls,
+            self._handshakes.monitor: self._read_handshakes,
+            self._events: partial(self._read, self._events, self._on_event_frames),
+            self._control: partial(self._read, self._control, self._on_control_frames),
+        }
+        for source in takers:
             poller.register(source, zmq.POLLIN)
         try:
             self._sync.tick()
             while not self._closing.is_set():
-                poller.poll(POLL_MS)
-                self._send_calls()
-                self._read_handshakes()
-                self._read(self._events, self._on_event_frames)
-                self._read(self._control, self._on_control_frames)
+                for source, _ in poller.poll(POLL_MS):
+                    takers[source]()
                 self._sync.tick()
                 self._pending.expire()
         finally:

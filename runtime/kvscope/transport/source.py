@@ -6,8 +6,7 @@ has moved. Nothing here knows about sockets or files.
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -16,6 +15,7 @@ from kvscope.events.describe import describe
 from kvscope.events.fold import apply_event, begin_batch
 from kvscope.events.state import Breakpoints, EngineState
 from kvscope.events.types import Batch, Event
+from kvscope.transport.tail import Tail
 
 MAX_LOG_ENTRIES = 5_000
 MAX_CHANGED_NAMES = 10_000
@@ -58,7 +58,7 @@ class Keeper(Protocol):
 
 
 class View:
-    """Everything a viewer may draw. Hold `lock` while reading `state`, `log` or `findings`."""
+    """Everything a viewer may draw. Hold `lock` while reading `state` or `findings`, or several of these."""
 
     def __init__(self, *keepers: Keeper) -> None:
         self.lock = threading.Lock()
@@ -69,7 +69,7 @@ class View:
         self.state = EngineState()
         self.state.trace()
         self.last_seq: int | None = None
-        self.log: deque[LogEntry] = deque(maxlen=MAX_LOG_ENTRIES)
+        self.log: Tail[LogEntry] = Tail(max_length=MAX_LOG_ENTRIES)
         self.findings: list[Finding] = []
         self.num_gaps = 0
         self.num_refused_events = 0
@@ -113,7 +113,7 @@ class View:
         """Start over from a snapshot taken at `seq`; a state of another life clears the log."""
         with self.lock:
             if state.epoch != self.state.epoch:
-                self.log.clear()
+                self.log = Tail(max_length=MAX_LOG_ENTRIES)
                 self.findings.clear()
             state.trace()
             self.state, self.last_seq, self.changed_names = state, seq, None
@@ -146,18 +146,17 @@ class View:
             begin_batch(self.state, batch)
             self._note_changes(batch)
             self.state, entries = tell(self.state, seq, batch, first, stop)
-            self.log.extend(entries)
+            self.log = self.log.followed_by(entries)
             self.last_seq = seq
             self.revision += 1
 
-    def show_moment(self, state: EngineState, seq: int | None, log: Iterable[LogEntry]) -> None:
+    def show_moment(self, state: EngineState, seq: int | None, log: Sequence[LogEntry]) -> None:
         """Show another moment of the past: state and log at once."""
         with self.lock:
             if not state.traces:
                 state.trace()
             self.state, self.last_seq, self.changed_names = state, seq, None
-            self.log.clear()
-            self.log.extend(log)
+            self.log = Tail(log, max_length=MAX_LOG_ENTRIES)
             self.revision += 1
 
     def show_findings(self, findings: Sequence[Finding]) -> None:
@@ -186,7 +185,7 @@ class View:
                 entries.append(LogEntry(seq, batch.step, batch.phase, batch.time_ns, event, sentence))
         keep_first(self.findings, self._auditor.finish_batch())
         self.state = self._auditor.state
-        self.log.extend(entries)
+        self.log = self.log.followed_by(entries)
 
 
 def _subject(event: Event) -> str | None:
