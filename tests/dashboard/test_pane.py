@@ -8,8 +8,8 @@ from textual.app import App
 from textual.strip import Strip
 
 from kvscope.dashboard.direct import DirectWidget, Ink
+from kvscope.dashboard.long_panes import FollowingPane
 from kvscope.dashboard.palettes import ANSI_THEME, LIGHT_THEME
-from kvscope.dashboard.pane import FollowingPane
 from kvscope.dashboard.strips import make_strip
 
 

@@ -15,15 +15,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from kvscope.dashboard import engine_commands, flags, recording_commands, simulation_command
+from kvscope.dashboard import engine_commands, recording_commands, setup_commands, simulation_command, viewer_commands
 from kvscope.dashboard.errors import CommandError, ExitCode, one_line
 from kvscope.dashboard.terminal import YOUNG_OBJECTS
-from kvscope.events.text import make_printable
 
 app = typer.Typer(
     name="kvscope",
@@ -43,8 +41,14 @@ for command in (
     recording_commands.diff,
     recording_commands.export,
     recording_commands.status,
+    viewer_commands.attach,
+    viewer_commands.replay,
+    setup_commands.settings,
+    setup_commands.doctor,
 ):
     app.command()(command)
+app.command(name="list")(viewer_commands.list_running)
+app.add_typer(setup_commands.keys, name="keys")
 
 
 def _print_version(wanted: bool) -> None:
@@ -77,143 +81,6 @@ def _kvscope(
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
-
-
-@app.command()
-def attach(
-    endpoint: Annotated[
-        str | None, typer.Argument(help="Name, socket directory, tcp://host:port, or ssh://host; else the only one.")
-    ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Watch only: no prompts, no pausing.")] = False,
-    key: flags.Key = None,
-    server_key: flags.ServerKey = None,
-    ascii_only: flags.Ascii = False,
-    theme: flags.Theme = None,
-    colors: flags.Colors = None,
-    no_mouse: flags.NoMouse = False,
-) -> int:
-    """Open the dashboard on a running engine.
-
-    \b
-    kvscope attach                          the engine that runs here
-    kvscope attach demo-4711                one of several, by name
-    kvscope attach ssh://HOST               one on another machine: ssh://[user@]host[:port][/engine]
-    ssh -t HOST kvscope attach              the same, drawn over there
-    kvscope attach tcp://gpu:5557 --server-key gpu.key
-    """
-    from kvscope.dashboard import viewer
-    from kvscope.dashboard.opening import ScreenFlags
-    from kvscope.dashboard.ssh_tunnel import SCHEME
-    from kvscope.transport.discovery import resolve
-
-    screen = ScreenFlags(ascii_only, theme, colors, no_mouse)
-    if endpoint is not None and endpoint.startswith(SCHEME):
-        return viewer.attach_over_ssh(endpoint, screen, key=key, read_only=read_only)
-    return viewer.attach(resolve(endpoint, key=key, server_key=server_key), screen, read_only=read_only)
-
-
-@app.command()
-def replay(
-    recording: Annotated[
-        list[Path],
-        typer.Argument(
-            help="What --record wrote; several of one run, in order.", metavar="FILE...", show_default=False
-        ),
-    ],
-    ascii_only: flags.Ascii = False,
-    theme: flags.Theme = None,
-    colors: flags.Colors = None,
-    no_mouse: flags.NoMouse = False,
-) -> int:
-    """Watch a recorded run again: play, pause, step."""
-    from kvscope.dashboard import viewer
-    from kvscope.dashboard.opening import ScreenFlags
-
-    return viewer.replay(recording, ScreenFlags(ascii_only, theme, colors, no_mouse))
-
-
-@app.command()
-def settings(
-    path: Annotated[bool, typer.Option("--path", help="Print where the file is looked for, and no more.")] = False,
-    init: Annotated[bool, typer.Option("--init", help="Write it there, unless there is one.")] = False,
-) -> int:
-    """Print a settings file to start from: theme, colours, keys. All of it is commented out.
-
-    Mistakes in the file you have are named on stderr; exit code 1 then.
-
-    \b
-    kvscope settings --init
-    $EDITOR "$(kvscope settings --path)"
-    """
-    from kvscope.dashboard.settings import example_lines, load_settings, settings_path
-
-    where = settings_path()
-    notices = load_settings(where).notices
-    if init:
-        where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with where.open("x", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in example_lines(where))
-    print(*([where] if path or init else example_lines(where)), sep="\n")
-    for notice in notices:
-        print(f"kvscope: {make_printable(notice)}", file=sys.stderr)
-    return ExitCode.FAILURE if notices else ExitCode.OK
-
-
-keys = typer.Typer(help="Keys for engines that other machines reach over TCP.", rich_markup_mode=None)
-app.add_typer(keys, name="keys")
-
-
-@keys.callback(invoke_without_command=True)
-def _keys(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-@keys.command(name="new")
-def new_keys(
-    name: Annotated[str, typer.Argument(help="What to call the two files.")] = "default",
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where to; your configuration directory unless set.", metavar="DIR")
-    ] = None,
-) -> int:
-    """Make a pair of keys: NAME.key to give away, NAME.key_secret to keep.
-
-    \b
-    kvscope keys new                        once on each machine
-    kvscope keys new alice --dir .
-    """
-    from kvscope.transport.keys import create_keys
-
-    files = create_keys(name, directory)
-    print(f"give away   {files.public}", f"keep        {files.secret}", sep="\n")
-    return ExitCode.OK
-
-
-@app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of checks instead of text.")] = False,
-) -> int:
-    """Say what this terminal and this machine offer, and how to mend what is missing. Exit code 1: something fails.
-
-    \b
-    kvscope doctor
-    kvscope doctor --json | jq '.[] | select(.level != "ok")'
-    """
-    from kvscope.dashboard.doctor import examine, is_healthy, report_json, report_lines
-
-    checks = examine()
-    print(*([report_json(checks)] if as_json else report_lines(checks)), sep="\n")
-    return ExitCode.OK if is_healthy(checks) else ExitCode.FAILURE
-
-
-@app.command(name="list")
-def list_running() -> int:
-    """List your running engines."""
-    from kvscope.dashboard import viewer
-
-    lines = viewer.engine_lines()
-    print(*lines or ["no engine is running; start one with: kvscope serve"], sep="\n")
-    return ExitCode.OK
 
 
 def run_command_line(arguments: Sequence[str]) -> int:

@@ -12,7 +12,8 @@ from textual.strip import Strip
 from kvscope.dashboard import theme
 from kvscope.dashboard.filters import EVERYTHING, Query, filter_log
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.pane import MAX_COPIED_LINES, FollowingPane
+from kvscope.dashboard.long_panes import FollowingPane
+from kvscope.dashboard.pane import MAX_COPIED_LINES
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.transport.source import LogEntry
 

@@ -13,17 +13,13 @@ from textual.widget import Widget
 
 from kvscope.dashboard.direct import DirectWidget
 from kvscope.dashboard.filters import Query
+from kvscope.dashboard.ground import Ground, recolour_of
 from kvscope.dashboard.keys import DEFAULT_NAMES, KeyNames
 from kvscope.dashboard.palettes import Recolour
 from kvscope.dashboard.sparing import Opening
 from kvscope.dashboard.themed import ThemedApp
 
 MAX_COPIED_LINES = 2000
-
-
-def _recolour(widget: Widget) -> Recolour:
-    """From the colours of drawing to those of the theme."""
-    return widget.app.recolour if isinstance(widget.app, ThemedApp) else Recolour()
 
 
 def key_names_of(widget: Widget) -> KeyNames:
@@ -35,36 +31,6 @@ def own_bindings(widget: Widget) -> list[Binding]:
     """The keys that a widget of ours has for itself, the most special first; not those of Textual's widgets."""
     ours = [cls for cls in type(widget).__mro__ if cls.__module__.startswith("kvscope.")]
     return [binding for cls in ours for binding in vars(cls).get("BINDINGS", ()) if isinstance(binding, Binding)]
-
-
-class Ground:
-    """A pane's own style, which lies under what is drawn, in the colours of the theme."""
-
-    def __init__(self, recolour: Recolour, base: Style) -> None:
-        self._recolour, self._base = recolour, base
-        self._styles: dict[Style | None, Style] = {}
-
-    def on(self, recolour: Recolour, base: Style) -> "Ground":
-        """This one while it is the same, else a new one."""
-        return self if recolour is self._recolour and base == self._base else Ground(recolour, base)
-
-    def lay(self, strip: Strip, start: int, width: int) -> Strip:
-        """`width` cells of a strip from `start` on, padded: in one pass, for a far zoom's line has a hundred parts."""
-        if start or strip.cell_length > width:
-            strip = strip.crop(start, start + width)
-        styles = self._styles
-        try:
-            parts = [Segment(text, styles[style]) for text, style, _ in strip]
-        except KeyError:
-            styles |= {style: self._blend(style) for _, style, _ in strip}
-            parts = [Segment(text, styles[style]) for text, style, _ in strip]
-        missing = width - strip.cell_length
-        return Strip([*parts, Segment(" " * missing, self._base)] if missing > 0 else parts, width)
-
-    def _blend(self, style: Style | None) -> Style:
-        if style is None:
-            return self._base
-        return self._base + (style if self._recolour.identity else self._recolour.style(style))
 
 
 class StripWidget(DirectWidget):
@@ -88,7 +54,7 @@ class StripWidget(DirectWidget):
 
     def render_line(self, y: int) -> Strip:
         strip = self._strips[y] if y < len(self._strips) else Strip([])
-        return _recolour(self).strip(strip.adjust_cell_length(self.room.width)).apply_style(self.ink.base)
+        return recolour_of(self).strip(strip.adjust_cell_length(self.room.width)).apply_style(self.ink.base)
 
     def text(self) -> str:
         """What is on it, for tests and screen readers."""
@@ -191,7 +157,7 @@ class StripPane(ScrollView, DirectWidget):
         return super().render_lines(crop)
 
     def before_lines(self) -> None:
-        self._ground, self._width = self._ground.on(_recolour(self), self.ink.base), self.size.width
+        self._ground, self._width = self._ground.on(recolour_of(self), self.ink.base), self.size.width
 
     def sgr(self, opening: Opening, style: Style | None) -> str:
         """What the terminal gets for a style on this pane's ground."""
@@ -214,59 +180,3 @@ class StripPane(ScrollView, DirectWidget):
     def text(self) -> str:
         """Everything in the pane, for tests and screen readers."""
         return "\n".join(self.line_at(y).text.rstrip() for y in range(self.virtual_size.height))
-
-
-class FollowingPane(StripPane):
-    """Stays at its end while that grows, until the user scrolls up; scrolling back to the end resumes."""
-
-    def __init__(self, *, id: str) -> None:  # noqa: A002
-        super().__init__(id=id)
-        self._following = True
-
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        super().watch_scroll_y(old_value, new_value)
-        self._following = new_value >= self.max_scroll_y
-
-    def follow(self) -> None:
-        """Go to the end, unless the user looks at something above it."""
-        if self._following:
-            self.scroll_to(y=self.max_scroll_y, animate=False, force=True)  # the scrollbar may not be there yet
-
-
-class LazyPane(StripPane):
-    """For lists of thousands: only the lines in view are drawn."""
-
-    def __init__(self, *, id: str) -> None:  # noqa: A002
-        super().__init__(id=id)
-        self._painted: dict[int, Strip] = {}
-        self._num_lines = 0
-
-    def prepare(self, width: int) -> int:
-        """Get ready to draw at this width; the number of lines. Overridden by each pane."""
-        raise NotImplementedError
-
-    def draw_line(self, y: int, width: int) -> Strip:
-        """Line `y` of those announced by `prepare`; overridden by each pane."""
-        raise NotImplementedError
-
-    def redraw(self) -> None:
-        width, height = self.content_width, self.content_height
-        if width <= 0 or not self.display:
-            return
-        self._num_lines = self.prepare(width)
-        size = Size(width, self._num_lines)
-        top, before = min(self.scroll_offset.y, max(size.height - height, 0)), self._painted
-        self._painted = {}
-        self._painted = {y: self.line_at(y) for y in range(top, top + height)}
-        if size != self.virtual_size:
-            self.resize_content(size)
-            self.refresh()
-            return
-        self.repaint_lines(
-            y for y, strip in self._painted.items() if (known := before.get(y)) is not strip and known != strip
-        )
-
-    def line_at(self, y: int) -> Strip:
-        if y in self._painted:
-            return self._painted[y]
-        return self.draw_line(y, self.content_width) if y < self._num_lines else Strip([])

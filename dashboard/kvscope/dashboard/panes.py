@@ -6,7 +6,8 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.inspector import draw_block
-from kvscope.dashboard.pane import FollowingPane, StripPane
+from kvscope.dashboard.long_panes import FollowingPane
+from kvscope.dashboard.pane import StripPane
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip

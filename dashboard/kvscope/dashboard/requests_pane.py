@@ -11,7 +11,8 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.filters import EVERYTHING, SORTS, Query
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.pane import LazyPane, key_names_of
+from kvscope.dashboard.long_panes import LazyPane
+from kvscope.dashboard.pane import key_names_of
 from kvscope.dashboard.refusals import RecentRefusals, draw_refusal
 from kvscope.dashboard.requests import Rows, draw_request_row, last_preemptions, list_rows, row_facts
 from kvscope.dashboard.strips import make_strip

@@ -11,7 +11,7 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.candidates import CandidatesDrawing
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.pane import LazyPane
+from kvscope.dashboard.long_panes import LazyPane
 from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip

@@ -4,6 +4,7 @@ import os
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from io import BytesIO
 from typing import NamedTuple
 
@@ -59,7 +60,7 @@ class Chunks:
 
     def __init__(self, file: int, layout: Layout) -> None:
         self._file, self._layout, self._columns = file, layout, layout.columns
-        self._chunks: OrderedDict[int, _Messages] = OrderedDict()
+        self._messages = lru_cache(CACHED_CHUNKS)(self._read)  # by number
         self._frames: OrderedDict[int, tuple[Frame, list[Kept]]] = OrderedDict()  # by the position of the first batch
 
     def close(self) -> None:
@@ -109,17 +110,6 @@ class Chunks:
         if place >= len(batches) or batches[place][1] != seq % SEQUENCE_MODULUS:
             raise RecordingError(f"batch {seq} is not where the index says")
         return batches[place][0], batches[place][2]
-
-    def _messages(self, chunk: int) -> _Messages:
-        found = self._chunks.get(chunk)
-        if found is None:
-            found = self._read(chunk)
-            self._chunks[chunk] = found
-            if len(self._chunks) > CACHED_CHUNKS:
-                self._chunks.popitem(last=False)
-        else:
-            self._chunks.move_to_end(chunk)
-        return found
 
     def _read(self, number: int) -> _Messages:
         offset, length = self._layout.chunks[number]

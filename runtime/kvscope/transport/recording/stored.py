@@ -6,8 +6,8 @@ first: every chunk's checksum, every batch's header, no event.
 
 import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, overload
 
@@ -40,7 +40,7 @@ class StoredRecording:
         self.columns = layout.columns
         self._chunks = Chunks(file, layout)
         self._lock = threading.Lock()
-        self._decoded: OrderedDict[int, Batch] = OrderedDict()
+        self._decoded = lru_cache(CACHED_BATCHES)(self._decode)  # by position
         self._refusals = Refusals()
         self._base: tuple[int, bytes] | None = None  # the checkpoint that others were made from, unpacked
         self.batches: Sequence[tuple[int, Batch]] = StoredBatches(self)
@@ -66,14 +66,7 @@ class StoredRecording:
     def batch(self, position: int) -> tuple[int, Batch]:
         """The batch after `position` others, and its number."""
         with self._lock:
-            seq = self.columns.seqs[position]
-            found = self._decoded.get(position)
-            if found is None:
-                found = self._decode(position)
-                self._decoded[position] = found
-                if len(self._decoded) > CACHED_BATCHES:
-                    self._decoded.popitem(last=False)
-            return seq, found
+            return self.columns.seqs[position], self._decoded(position)
 
     def fold(self, state: EngineState, position: int, finder: Finder) -> EngineState:
         """The state after the batch after `position` others, without an object for every event where that is spared.
