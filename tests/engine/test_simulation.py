@@ -264,6 +264,46 @@ def reasons(recording: Recording) -> set[str]:
     return {e.reason for _, batch in recording.batches for e in batch.events if isinstance(e, ev.SequenceFinished)}
 
 
+@pytest.mark.parametrize("window", [None, 1, 7, 40, 64, 1_000])
+def test_a_sliding_window_holds_what_arithmetic_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], window: int | None
+) -> None:
+    """Every request in every step: up to its last position, from the first one that is read again."""
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,90,60\n0,100,30\n0,5,80\n")
+    changes: dict[str, Any] = {"trace": tmp_path / "t.csv", "prefix_caching": False, "sliding_window": window}
+    summary, recording = simulate(capsys, tmp_path / "a.mcap", **changes, max_num_batched_tokens=512)
+    assert check(recording, []).ok
+
+    def num_given_up(num_computed: int) -> int:
+        return max(num_computed - max(window, 2) + 1, 0) // 16 if window is not None else 0
+
+    planned, committed, context = [0] * 80, [0] * 80, 0
+    for num_prompt, num_output in ((90, 60), (100, 30), (5, 80)):
+        for step in range(num_output):
+            start, stop = num_prompt + step - 1 if step else 0, num_prompt + step
+            context += stop - (max(start - window + 1, 0) if window is not None else 0)
+            planned[step] += -(-stop // 16) - num_given_up(start)
+            if step < num_output - 1:  # it ends with its last step
+                committed[step] += -(-stop // 16) - num_given_up(stop)
+    assert (summary["steps"], summary["peak_held"]) == (80, max(planned))
+    assert summary["mean_held"] == pytest.approx(sum(committed) / 80)
+    micros = 80 * 8_000 + (195 + 59 + 29 + 79) * 40 + context * 0.066
+    assert summary["duration_s"] == pytest.approx(micros / 1e6)
+    given_up = [e for _, batch in recording.batches for e in batch.events if isinstance(e, ev.BlocksOutOfWindow)]
+    assert sum(len(event.block_ids) for event in given_up) == sum(map(num_given_up, (149, 129, 84)))
+
+
+def test_a_request_longer_than_the_pool_runs_in_a_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,2000,100\n")
+    changes: dict[str, Any] = {"trace": tmp_path / "t.csv", "num_blocks": 20, "max_num_batched_tokens": 64}
+    whole, _ = simulate(capsys, tmp_path / "a.mcap", **changes)
+    assert (whole["finished"], whole["refused"]) == (0, 1)
+    windowed, recording = simulate(capsys, tmp_path / "a.mcap", **changes, sliding_window=128)
+    assert (windowed["finished"], windowed["generated_tokens"]) == (1, 100)
+    assert windowed["peak_held"] <= 128 // 16 + 64 // 16 + 1
+    assert check(recording, []).ok
+
+
 def test_a_preempted_request_may_be_swapped_or_never_come_to_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,6 +368,7 @@ def test_the_command(kvscope: Any, tmp_path: Path) -> None:
         (("--synthetic", "x=1"), "--synthetic: x=1 is not"),
         (("--synthetic", "requests=1", "--num-blocks", "0"), "--num-gpu-blocks-override is from 1"),
         (("--synthetic", "requests=1", "--num-gpu-blocks-override", "0"), "--num-gpu-blocks-override is from 1"),
+        (("--synthetic", "requests=1", "--sliding-window", "0"), "--sliding-window is from 1 to"),
         (("--synthetic", "requests=1", "--preemption", "swap"), "--preemption swap needs room on the host"),
         (("--synthetic", "requests=1", "--swap-space", "1e-9"), "holds no block of 2097152 bytes"),
     ],

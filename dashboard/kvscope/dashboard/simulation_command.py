@@ -36,6 +36,10 @@ def simulate(
     preemption: flags.Preemption = "auto",
     admission: flags.Admission = "now",
     allocator: flags.Allocator = "paged",
+    sliding_window: Annotated[
+        int | None,
+        typer.Option(help="No layer looks back further, in positions; blocks before that are given up.", metavar="N"),
+    ] = None,
     max_requests: Annotated[int | None, typer.Option(help="Only the first N of the file.", metavar="N")] = None,
     max_tokens: Annotated[
         int | None,
@@ -60,8 +64,9 @@ def simulate(
     Synthetic: requests, rate (per second; 0: all at once), prompt and output (mean tokens), prefixes (that many
     beginnings in common), seed. The same words make the same trace.
 
-    A step takes --step-us + --token-us per computed token + --context-us per token of context. The defaults are
-    estimates for an 8B model on one device, and measure nothing. Swapped blocks take their bytes at 25 GB/s.
+    A step takes --step-us + --token-us per computed token + --context-us per token of context, in the
+    window if there is one. The defaults are estimates for an 8B model on one device, and measure nothing. Swapped
+    blocks take their bytes at 25 GB/s.
 
     \b
     kvscope simulate conversation_trace.jsonl --num-gpu-blocks-override 100000
@@ -89,6 +94,7 @@ def simulate(
                 preemption=preemption,
                 admission=admission,
                 allocator=allocator,
+                sliding_window=sliding_window,
                 max_requests=max_requests,
                 max_tokens=max_tokens,
                 max_waiting=max_waiting,

@@ -54,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None
     prefix_caching: bool
     allocator: AllocatorName = "paged"
+    sliding_window: int | None = None
     max_requests: int | None
     max_tokens: int | None = None
     max_waiting: int
@@ -73,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("--max-num-seqs", self.max_num_seqs, 1, 1 << 20),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 1 << 30),
             ("--max-model-len", self.max_model_len, 2, 2 * MAX_TOKENS),
+            ("--sliding-window", self.sliding_window, 1, 2 * MAX_TOKENS),
             ("--max-tokens", self.max_tokens, 1, MAX_TOKENS),
             ("--max-requests", self.max_requests, 1, 1 << 40),
             ("--max-waiting", self.max_waiting, 1, 1 << 30),
@@ -125,6 +127,7 @@ def simulate(
             per_token_ns=round(settings.token_us * 1000),
             per_context_token_ns=round(settings.context_us * 1000),
             per_swapped_block_ns=round(settings.bytes_per_block / SWAP_BYTES_PER_S * 1e9),
+            window=settings.sliding_window,
         )
         simulation = Simulation(
             trace, make_info(settings, trace), sink, cost, settings.max_waiting, max_tokens=settings.max_tokens
@@ -173,6 +176,7 @@ def make_info(settings: Settings, trace: Trace) -> EngineInfo:
         preemption=settings.preemption if settings.swap_space else "recompute",
         admission=settings.admission,
         allocator=settings.allocator,
+        sliding_window=settings.sliding_window,
     )
 
 

@@ -20,17 +20,20 @@ BYTES_PER_SLOT = 2 * NUM_LAYERS * NUM_KV_HEADS * HEAD_SIZE * BYTES_PER_VALUE  # 
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds."""
+    """Nanoseconds; no layer looks back further than `window` positions, the token's own included."""
 
     base_ns: int = 8_000_000
     per_token_ns: int = 40_000
     per_context_token_ns: int = 66
     per_swapped_block_ns: int = 0
+    window: int | None = None
 
     def of(self, extents: Sequence[Extent]) -> int:
-        """What a step that computes these takes. The context of an extent is every position up to its end."""
+        """What a step that computes these takes. An extent's context is every position up to its end, in the window."""
         num_tokens = sum(stop - start for _, start, stop in extents)
         num_context_tokens = sum(stop for _, _, stop in extents)
+        if self.window is not None:
+            num_context_tokens -= sum(max(start - self.window + 1, 0) for _, start, _ in extents)
         return self.base_ns + self.per_token_ns * num_tokens + self.per_context_token_ns * num_context_tokens
 
     def of_swap(self, num_blocks: int) -> int:
