@@ -17,6 +17,7 @@ from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid import draw_row, row_label
 from kvscope.dashboard.grid_layout import NO_LIGHT, GridLayout, Light, Zoom, lay_out
+from kvscope.dashboard.groups import Groups
 from kvscope.dashboard.legend import legend
 from kvscope.dashboard.pane import StripPane, key_names_of
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
@@ -70,6 +71,7 @@ class BlockGrid(StripPane):
         self._cached_for: tuple[object, ...] = ()
         self._fresh: dict[int, tuple[int, ...]] = {}  # by row
         self._painted: dict[int, object] = {}  # by line in view: what tells its look from others
+        self._groups = Groups()
         self._cells: Cells | None = None  # of the rows in view, at a zoom with one character per cell
         self._sgr: _Sgr | None = None  # in this frame
         self._sgr_found = _Sgr({}, "", "")
@@ -106,7 +108,7 @@ class BlockGrid(StripPane):
         rows = range(min(top, layout.rows), min(top + height, layout.rows))
         if layout.zoom < Zoom.DENSE or not rows:
             return None
-        return make_cells(self._pool, layout, rows, self._light, self._glyphs)
+        return make_cells(self._pool, layout, rows, self._light, self._glyphs, memory=self._groups)
 
     def line_at(self, y: int) -> Strip:
         look = self._painted.get(y)

@@ -17,19 +17,18 @@ from kvscope.dashboard.colouring import (
     ColourBy,
     alphabet,
     codes_of,
-    codes_of_symbols,
     numbers_of,
     symbols_of,
 )
-from kvscope.dashboard.glyphs import NUM_LEVELS, Glyphs
+from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid_layout import GridLayout, Light, Zoom
+from kvscope.dashboard.groups import TINT, Groups
 from kvscope.dashboard.halves import CURSOR_INK, GROUND, PAIRS, half_letters, pair_up
 from kvscope.dashboard.owners import SEVERAL
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part
 
-# Looks: colour codes, from these numbers on lit or fresh; the cursor; and how many of a group's blocks are shared.
-LIT, FRESH, CURSOR, TINT = 16, 32, 48, 64
+LIT, FRESH, CURSOR = 16, 32, 48  # looks: colour codes, from these numbers on lit or fresh; the cursor
 
 
 def _looks(by: ColourBy) -> dict[int, Style]:
@@ -93,13 +92,18 @@ class Cells(NamedTuple):
         return slice(start, start + self.columns)
 
 
-def make_cells(pool: PoolFrame, layout: GridLayout, rows: range, light: Light, glyphs: Glyphs) -> Cells:
-    """The cells of these rows at a zoom with one character per cell: DENSE, HALVES or GROUPS."""
+def make_cells(
+    pool: PoolFrame, layout: GridLayout, rows: range, light: Light, glyphs: Glyphs, *, memory: Groups | None = None
+) -> Cells:
+    """The cells of these rows at a zoom with one character per cell: DENSE, HALVES or GROUPS.
+
+    `memory` is of the last picture: what it has of groups that are still the same is not counted again.
+    """
     start, stop = rows.start * layout.blocks_per_row, min(rows.stop * layout.blocks_per_row, pool.num_blocks)
     in_view = slice(start, stop)
     if layout.zoom is Zoom.GROUPS:
         letters = group_letters(light.by, glyphs)
-        symbols, looks = _make_groups(pool, in_view, layout.group, light)
+        symbols, looks = _make_groups(pool, in_view, layout.group, light, memory or Groups())
     else:
         letters = alphabet(light.by, glyphs)
         symbols, looks = _make_blocks(pool, in_view, light)
@@ -114,10 +118,7 @@ def group_letters(by: ColourBy, glyphs: Glyphs) -> str:
     return glyphs.levels + glyphs.cached if by is ColourBy.OWNER else alphabet(by, glyphs)
 
 
-_Columns = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-
-
-def _make_blocks(pool: PoolFrame, in_view: slice, light: Light) -> _Columns:
+def _make_blocks(pool: PoolFrame, in_view: slice, light: Light) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """One block in each cell."""
     symbols = symbols_of(pool, light.by, numbers_of(pool, light.by, in_view))
     codes = codes_of(pool, light.by, in_view, symbols)
@@ -138,49 +139,16 @@ def _paired(dense: Cells, by: ColourBy, glyphs: Glyphs) -> Cells:
     return Cells(dense.rows, dense.columns, pairs.styles, half_letters(glyphs), pairs.symbols[found], found)
 
 
-def _make_groups(pool: PoolFrame, in_view: slice, group: int, light: Light) -> _Columns:
-    """By owner how many blocks of a group are held; by state what most are; else what the largest number is."""
-    if light.by is ColourBy.OWNER:
-        symbols, codes = _held_and_shared(pool, in_view, group)
-    else:
-        numbers = numbers_of(pool, light.by, in_view)
-        if light.by is ColourBy.STATE:
-            symbols = _most_frequent(symbols_of(pool, light.by, numbers), len(SCALES[light.by]), group)
-        else:
-            starts = np.arange(0, len(numbers[0]), group)
-            symbols = symbols_of(pool, light.by, [np.maximum.reduceat(column, starts) for column in numbers])
-        codes = codes_of_symbols(light.by, symbols)
+def _make_groups(
+    pool: PoolFrame, in_view: slice, group: int, light: Light, memory: Groups
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    symbols, codes = memory.look(pool, in_view, group, light.by)
     looks = codes * (not light.dim_others)
     lit = _inside(light.logical, in_view)[::-1]  # of several in a group the first one counts
-    colours = pool.owners[in_view][lit] if light.by is ColourBy.OWNER else codes[lit // group]
-    looks[lit // group] = colours + np.uint8(LIT)
-    return symbols.astype(np.uint8), looks
-
-
-def _held_and_shared(pool: PoolFrame, in_view: slice, group: int) -> _Columns:
-    """How many blocks of a group are held, in a colour that says how many of these are shared."""
-    refs, top = pool.refs[in_view], NUM_LEVELS - 1
-    sizes = np.full(-(-len(refs) // group), group)
-    sizes[-1:] = len(refs) - (len(sizes) - 1) * group
-    num_held = _count_by_group(refs != 0, group)
-    symbols = -(-num_held * top // sizes)
-    if pool.num_cached:
-        symbols[(num_held == 0) & (_count_by_group(pool.written[in_view] != 0, group) > 0)] = NUM_LEVELS
-    num_shared = _count_by_group(refs > 1, group) if pool.num_shared else np.zeros(len(sizes), np.int32)
-    tints = -(-num_shared * (len(theme.TINTS) - 1) // np.maximum(num_held, 1))
-    return symbols.astype(np.uint8), np.where(num_held > 0, TINT + tints, 0).astype(np.uint8)
-
-
-def _most_frequent(symbols: NDArray[np.uint8], num_symbols: int, group: int) -> NDArray[np.uint8]:
-    """Of each group; of equals the one that says more."""
-    counts = [_count_by_group(symbols == symbol, group) for symbol in reversed(range(num_symbols))]
-    return (num_symbols - 1 - np.argmax(counts, axis=0)).astype(np.uint8)
-
-
-def _count_by_group(mask: NDArray[np.bool_], group: int) -> NDArray[np.int32]:
-    """How many of each group are; the last group may be shorter. In two bytes, which takes half the time."""
-    starts, small = np.arange(0, len(mask), group), np.uint16 if group < 1 << 16 else np.int32
-    return np.add.reduceat(mask.view(np.uint8), starts, dtype=small).astype(np.int32)
+    if len(lit):
+        colours = pool.owners[in_view.start + lit] if light.by is ColourBy.OWNER else codes[lit // group]
+        looks[lit // group] = colours + np.uint8(LIT)
+    return symbols, looks
 
 
 def _inside(block_ids: Collection[int], in_view: slice) -> NDArray[np.intp]:

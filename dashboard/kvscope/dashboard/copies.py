@@ -1,9 +1,10 @@
 """Requests and sequences as frozen values. A sequence is copied only when it has changed since the last frame."""
 
+from array import array
 from collections.abc import Container, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain, repeat
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import msgspec
 import numpy as np
@@ -47,13 +48,24 @@ class Pieces(Sequence[str]):
         return repr(tuple(self))
 
 
-class BlockTable(tuple[int, ...]):
-    """A block table as it was; one that stays the same from frame to frame is turned into a column once."""
+if TYPE_CHECKING:
+    _Integers = array[int]
+else:
+    _Integers = array
 
-    @cached_property
-    def blocks(self) -> NDArray[np.intp]:
-        """The same numbers, to index a pool's columns with."""
-        return np.array(self, np.intp)
+
+class BlockTable(_Integers):
+    """A block table as it was: numbers of 32 bits, side by side in memory.
+
+    The collector of cycles looks at every number of a tuple or a list, and of these there are hundreds of thousands.
+    """
+
+    __slots__ = ()
+
+    @property
+    def blocks(self) -> NDArray[np.int32]:
+        """The same memory, to index a pool's columns with."""
+        return np.asarray(self)
 
     def __contains__(self, block_id: object) -> bool:
         return bool((self.blocks == block_id).any()) if len(self) > LONG_TABLE else super().__contains__(block_id)
@@ -63,7 +75,7 @@ class SequenceFrame(NamedTuple):
     """One candidate. `pieces` are the prompt's token texts followed by the generated ones."""
 
     sequence_id: str
-    table: tuple[int, ...]
+    table: Sequence[int]
     num_written: int
     pieces: Sequence[str]
     num_prompt_tokens: int
@@ -71,14 +83,14 @@ class SequenceFrame(NamedTuple):
     num_copies: int
     finish_reason: str | None
     score: float | None = None  # of a beam: see SequenceState
-    host_table: tuple[int, ...] = ()  # while swapped out
+    host_table: Sequence[int] = ()  # while swapped out
     num_released: int = 0  # logical blocks before the tables' first: they fell out of the sliding window
 
     @property
     def num_generated(self) -> int:
         return len(self.pieces) - self.num_prompt_tokens
 
-    def table_in(self, letter: str) -> tuple[int, ...]:
+    def table_in(self, letter: str) -> Sequence[int]:
         """Its blocks in one of the two pools, from logical block `num_released` on."""
         return self.host_table if letter == HOST else self.table
 
@@ -186,7 +198,7 @@ def _copy_sequence(sequence: SequenceState, prompt_pieces: list[str], known: _Se
         return known
     frame = SequenceFrame(
         sequence.sequence_id,
-        known.frame.table if known is not None and known.facts[0] == facts[0] else BlockTable(table),
+        known.frame.table if known is not None and known.facts[0] == facts[0] else BlockTable("i", table),
         sequence.num_written,
         known.frame.pieces if known is not None and known.facts[1] == facts[1] else Pieces(prompt_pieces, pieces),
         len(prompt_pieces),
@@ -194,7 +206,7 @@ def _copy_sequence(sequence: SequenceState, prompt_pieces: list[str], known: _Se
         sequence.num_copies,
         sequence.finish_reason,
         sequence.score,
-        BlockTable(sequence.host_table) if sequence.host_table else (),
+        BlockTable("i", sequence.host_table) if sequence.host_table else (),
         sequence.num_released,
     )
     return _SequenceCopy(frame, facts)

@@ -213,7 +213,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
     block_size, pool = frame.info.block_size if frame.info is not None else 1, builder.pool
     return frame._replace(
         pool=build_pool(block_size, pool.refs, pool.written, requests, builder.owners, totals=pool.totals)._replace(
-            traces=traces
+            traces=traces, changes=pool.changes
         ),
         host=build_host_pool(block_size, host_refs, requests, builder.host_owners),
     )

@@ -10,6 +10,7 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.cells import make_cells
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid_layout import GridLayout, Light, Zoom
+from kvscope.dashboard.groups import Groups
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part, make_strip
 
@@ -30,10 +31,15 @@ def blocks_in_view(pool: PoolFrame, layout: GridLayout, top: int, height: int) -
     return range(first * layout.blocks_per_row, min(end * layout.blocks_per_row, pool.num_blocks))
 
 
-def draw_map(pool: PoolFrame, in_view: range, light: Light, glyphs: Glyphs, width: int) -> list[Strip]:
-    """The pool as at the far zoom, and under it the part in view, with its blocks named inside or beside the mark."""
+def draw_map(
+    pool: PoolFrame, in_view: range, light: Light, glyphs: Glyphs, width: int, *, memory: Groups | None = None
+) -> list[Strip]:
+    """The pool as at the far zoom, and under it the part in view, with its blocks named inside or beside the mark.
+
+    `memory` is of the last map.
+    """
     layout = map_layout(pool, width)
-    cells = make_cells(pool, layout, range(1), light, glyphs)
+    cells = make_cells(pool, layout, range(1), light, glyphs, memory=memory)
     first, end = in_view.start // layout.group, max(-(-in_view.stop // layout.group), in_view.start // layout.group + 1)
     words = f" {pool.name(in_view.start)}-{pool.name(max(in_view.stop - 1, 0))} "
     mark, before, after = glyphs.window * (end - first), " " * first, ""

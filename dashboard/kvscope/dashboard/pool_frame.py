@@ -9,8 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvscope.dashboard.column_copies import ColumnCopies
 from kvscope.dashboard.copies import DEVICE, HOST, BlockTable, RequestFrame
-from kvscope.dashboard.owners import OwnerCodes
+from kvscope.dashboard.owners import OwnerCodes, Owners
 from kvscope.events.columns import Column, take_touched
+
+MAX_RECENT = 8
+_NOTHING = np.zeros(0, np.intp)
 
 
 class TracesFrame(NamedTuple):
@@ -22,13 +25,32 @@ class TracesFrame(NamedTuple):
     since_step: int
 
 
+class Changes(NamedTuple):
+    """Which blocks were touched from one picture to the next, for the last few pictures of one pool."""
+
+    pool: object  # the same for pictures of the same pool
+    number: int  # of this picture
+    recent: tuple[NDArray[np.intp], ...]  # the last are those of this one
+
+    def then(self, touched: NDArray[np.intp]) -> "Changes":
+        """Those of the next picture."""
+        return Changes(self.pool, self.number + 1, (*self.recent[1 - MAX_RECENT :], touched))
+
+    def since(self, earlier: "Changes") -> NDArray[np.intp] | None:
+        """Where this picture may differ from an earlier one; None: anywhere."""
+        missed = self.number - earlier.number
+        if earlier.pool is not self.pool or not 0 <= missed <= len(self.recent):
+            return None
+        return np.concatenate((_NOTHING, *self.recent[len(self.recent) - missed :]))
+
+
 class PoolFrame(NamedTuple):
     """Per block, by physical id: ref count, written slots, owner colour; and the totals of the whole pool."""
 
     block_size: int
     refs: NDArray[np.int32]
     written: NDArray[np.int32]
-    owners: NDArray[np.uint8]
+    owners: Owners
     num_held: int
     num_cached: int
     num_shared: int
@@ -37,6 +59,7 @@ class PoolFrame(NamedTuple):
     num_shared_slots: int  # of these, in blocks with a ref count above one
     letter: str = DEVICE  # which of the two pools it is
     traces: TracesFrame | None = None  # while somebody looks at them
+    changes: Changes | None = None  # where that is known
 
     @property
     def num_blocks(self) -> int:
@@ -84,6 +107,7 @@ class PoolCopy:
         self._flags: list[bytearray] = []
         self._copies = ColumnCopies(), ColumnCopies()
         self.refs = self.written = np.zeros(0, np.int32)
+        self.changes: Changes | None = None
         self.totals = count_blocks(self.refs, self.written)
 
     def update(self, refs: Column, written: Column) -> None:
@@ -97,9 +121,11 @@ class PoolCopy:
         self.refs, self.written = (
             copies.take(column.numbers, changed) for copies, column in zip(self._copies, (refs, written), strict=True)
         )
-        if is_known:
+        if is_known and self.changes is not None:
             self._recount(touched, *before)
+            self.changes = self.changes.then(touched)
         else:
+            self.changes = Changes(object(), 0, ())
             self._flags = [refs.watch(), written.watch()]
             self.totals = count_blocks(self.refs, self.written)
 
@@ -142,8 +168,8 @@ def build_pool(
     `totals` are counted where nobody knows them.
     """
     refs, written = np.asarray(refs, np.int32), np.asarray(written, np.int32)
-    codes = (owners or OwnerCodes(letter)).update(len(refs), requests)
-    return PoolFrame(block_size, refs, written, codes, *(totals or count_blocks(refs, written)), letter=letter)
+    found = (owners or OwnerCodes(letter)).look(len(refs), requests)
+    return PoolFrame(block_size, refs, written, found, *(totals or count_blocks(refs, written)), letter=letter)
 
 
 def build_host_pool(

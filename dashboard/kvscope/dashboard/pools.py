@@ -12,6 +12,7 @@ from kvscope.dashboard.copies import DEVICE, HOST
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid_layout import MAX_CARDS, NO_LIGHT, Zoom, lay_out
+from kvscope.dashboard.groups import Groups
 from kvscope.dashboard.minimap import HEIGHT, blocks_in_view, draw_map, map_layout
 from kvscope.dashboard.pane import StripWidget
 from kvscope.dashboard.pool_frame import EMPTY_POOL, PoolFrame
@@ -44,7 +45,7 @@ class Pools(Container):
         self.device, self.map = BlockGrid(glyphs, id="grid"), PoolMap(id="pool-map")
         self.host = BlockGrid(glyphs, id="host", has_legend=False)
         self.host.display = False  # until it is known that there is one
-        self._pool, self._light = EMPTY_POOL, NO_LIGHT
+        self._pool, self._light, self._groups = EMPTY_POOL, NO_LIGHT, Groups()
 
     def compose(self) -> ComposeResult:
         with Vertical(id="device"):
@@ -79,7 +80,7 @@ class Pools(Container):
         if not self.map.display:
             self.call_after_refresh(self.draw_map)  # when it has taken its room from the grid
         in_view = blocks_in_view(pool, layout, grid.scroll_offset.y, grid.content_height)
-        self.map.show(draw_map(pool, in_view, self._light, self._glyphs, grid.size.width))
+        self.map.show(draw_map(pool, in_view, self._light, self._glyphs, grid.size.width, memory=self._groups))
 
     def on_pool_map_clicked(self, message: PoolMap.Clicked) -> None:
         """The block there comes into the middle."""

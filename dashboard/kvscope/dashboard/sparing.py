@@ -167,7 +167,8 @@ class SparingApp(App[None]):
             driver.when_there_is_room(self._send)
         else:
             self._cursor_sent = self.cursor_position
-            super()._display(self.screen, _Changes(self._canvas))
+            with driver.as_one():
+                super()._display(self.screen, _Changes(self._canvas))
             if self.max_frames_per_second is not None:
                 driver.ask_for_receipt()
                 self._next_frame_s = max(self._next_frame_s, now - 0.02) + 1 / self.max_frames_per_second

@@ -10,8 +10,8 @@ import asyncio
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
@@ -40,6 +40,7 @@ class TerminalDriver(LinuxDriver):
         self._asked: deque[tuple[float, int]] = deque()  # when, and how much had been given by then
         self._late: deque[float] = deque()  # when that was asked which is waited for no longer
         self._answers = False
+        self._held: list[str] | None = None  # texts that will be written as one
         self._waiting: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self.num_starts = 0  # of application mode: the terminal's screen is blank after each
@@ -59,9 +60,10 @@ class TerminalDriver(LinuxDriver):
         super().stop_application_mode()
 
     def write(self, data: str) -> None:
-        self._num_given += 1
-        self._size_given += len(data)
-        super().write(data)
+        if self._held is None:
+            self._give(data)
+        else:
+            self._held.append(data)
 
     def process_message(self, message: Message) -> None:
         """On the thread that reads: an answer is a receipt, unless it is the first one, or too late to be one."""
@@ -77,6 +79,22 @@ class TerminalDriver(LinuxDriver):
         super().process_message(message)
 
     # --- ours -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """What is written within is one text: each wakes the writer's thread, and the event loop waits for it."""
+        self._held = held = []
+        try:
+            yield
+        finally:
+            self._held = None
+            self._give("".join(held))
+
+    def _give(self, text: str) -> None:
+        """To the writer's thread."""
+        self._num_given += 1
+        self._size_given += len(text)
+        super().write(text)
 
     def ask_for_receipt(self) -> None:
         """Of everything written so far, where the terminal answers at all."""
