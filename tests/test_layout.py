@@ -1,6 +1,7 @@
 """The three source roots share one import namespace, and nothing dangerous is in the product."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ def test_every_package_says_what_it_is_and_that_it_is_typed() -> None:
     packages = [path for name in SOURCE_ROOTS for path in (ROOT / name / "kvscope").iterdir() if path.is_dir()]
     packages = [path for path in packages if path.name != "__pycache__"]
     assert {path.name for path in packages} == {"events", "engine", "transport", "analysis", "dashboard", "kernels"}
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["packages"]
+    assert {f"kvscope.{path.name}" for path in packages} == {*checked}  # of "kvscope" mypy would read one root alone
     for package in packages:
         assert (package / "__init__.py").read_text(encoding="utf-8").startswith('"""')
         assert (package / "py.typed").exists()

@@ -9,8 +9,8 @@ from kvscope.transport.tail import Tail
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=30), st.integers(1, 9))
 def test_every_tail_keeps_its_elements_whoever_goes_on_from_it(extensions, max_length):
     tails, wanted = [Tail[int](max_length=max_length)], [list[int]()]
-    for number, (place, count) in enumerate(extensions):
-        place %= len(tails)
+    for number, (origin, count) in enumerate(extensions):
+        place = origin % len(tails)
         more = [10 * number + element for element in range(count)]
         tails.append(tails[place].followed_by(more))
         wanted.append([*wanted[place], *more][-max_length:])

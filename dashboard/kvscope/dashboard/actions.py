@@ -210,8 +210,9 @@ class ActionsApp(BookmarkingApp):
         named = {key.action: key for key in reversed(KEYS) if self._can(key.needs)}
         for action, key in reversed(named.items()):
             yield f"{key.about}  ({self.key_names.all(key)})", action, self
-        for binding in own_bindings(focused) if focused is not None else ():
-            yield f"{focused.id}: {binding.description}  ({key_names(binding.key)})", binding.action, focused
+        if focused is not None:
+            for binding in own_bindings(focused):
+                yield f"{focused.id}: {binding.description}  ({key_names(binding.key)})", binding.action, focused
 
     def _runner(self, action: str, target: DOMNode) -> Callable[[], object]:
         return lambda: self.call_later(self.run_action, action, target)

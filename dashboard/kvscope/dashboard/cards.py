@@ -4,7 +4,7 @@ P3  ■■■■ 1   r1.0 L0
 "Now" " is" " the" " winter"
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rich.style import Style
@@ -24,7 +24,7 @@ class Caption(NamedTuple):
     """Who holds a block, and the texts of its written slots."""
 
     holders: tuple[tuple[str, int], ...]
-    pieces: tuple[str, ...]
+    pieces: Sequence[str]
 
 
 Captions = Mapping[int, Caption]

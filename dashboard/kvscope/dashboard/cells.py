@@ -154,4 +154,5 @@ def _make_groups(
 def _inside(block_ids: Collection[int], in_view: slice) -> NDArray[np.intp]:
     """These blocks, sorted, counted from the first in view; only those in view."""
     found = np.fromiter(block_ids, np.intp, len(block_ids))
-    return np.sort(found[(found >= in_view.start) & (found < in_view.stop)]) - in_view.start
+    inside: NDArray[np.intp] = np.sort(found[(found >= in_view.start) & (found < in_view.stop)]) - in_view.start
+    return inside

@@ -128,7 +128,7 @@ class ChoosingApp(PromptingApp):
         self.screen.set_focus(self.deck.query_one(f"#{name}"))
         self.call_after_refresh(self.draw)
 
-    def action_back(self) -> None:
+    async def action_back(self) -> None:
         """One level out: the insight screen, the token, the selection, then the cursor, then the past."""
         table = self.deck.query_one(TablePane)
         if self.screen_stack[0].has_class("-insight"):

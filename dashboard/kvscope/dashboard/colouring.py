@@ -37,7 +37,7 @@ class ColourBy(Enum):
 
     @property
     def following(self) -> "ColourBy":
-        modes = [*ColourBy]
+        modes: list[ColourBy] = [*ColourBy]
         return modes[(modes.index(self) + 1) % len(modes)]
 
     @property

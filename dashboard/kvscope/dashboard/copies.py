@@ -181,7 +181,7 @@ def _copy(request: RequestState, known: _Copy | None) -> _Copy:
     return _Copy(frame, (head, tail), sequences)
 
 
-def _copy_sequence(sequence: SequenceState, prompt_pieces: list[str], known: _SequenceCopy | None) -> _SequenceCopy:
+def _copy_sequence(sequence: SequenceState, prompt_pieces: Sequence[str], known: _SequenceCopy | None) -> _SequenceCopy:
     """With the old table, or token texts, while these are the same."""
     table, pieces = sequence.block_table, sequence.pieces
     facts = (

@@ -15,7 +15,7 @@ class KeyFooter(Footer):
         super().__init__(show_command_palette=False)
         self._shown: list[tuple[str, str, bool]] = []
 
-    def bindings_changed(self, screen: Screen) -> None:
+    def bindings_changed(self, screen: Screen[object]) -> None:
         shown = [
             (self.app.get_key_display(binding), binding.description, enabled)
             for _, binding, enabled, _ in screen.active_bindings.values()

@@ -40,8 +40,8 @@ def draw_row(
     label: list[Part] = [(row_label(pool, layout, row), theme.FAINT)] if layout.label_width else []
     if layout.zoom >= Zoom.DENSE:
         cells = cells or make_cells(pool, layout, range(row, row + 1), light, glyphs)
-        parts = [Segment(text, style) for text, style in (*label, *cells.parts(row))]
-        return Strip(parts, layout.label_width + cells.length(row)).adjust_cell_length(width)  # one cell a character
+        segments = [Segment(text, style) for text, style in (*label, *cells.parts(row))]
+        return Strip(segments, layout.label_width + cells.length(row)).adjust_cell_length(width)  # one cell a character
     draw = _draw_slots if layout.zoom is Zoom.SLOTS else _draw_block
     blocks = range(start, min(start + layout.blocks_per_row, pool.num_blocks))
     parts = [

@@ -91,7 +91,8 @@ def _held_and_shared(pool: PoolFrame, places: slice, group: int) -> _Columns:
 def _most_frequent(symbols: NDArray[np.uint8], num_symbols: int, group: int) -> NDArray[np.uint8]:
     """Of each group; of equals the one that says more."""
     counts = [_count_by_group(symbols == symbol, group) for symbol in reversed(range(num_symbols))]
-    return (num_symbols - 1 - np.argmax(counts, axis=0)).astype(np.uint8)
+    most: NDArray[np.uint8] = (num_symbols - 1 - np.argmax(counts, axis=0)).astype(np.uint8)
+    return most
 
 
 def _count_by_group(mask: NDArray[np.bool_], group: int) -> NDArray[np.int32]:

@@ -209,9 +209,9 @@ def draw_banner(
         text = f" {glyphs.cross} AUDIT: invariant {first.rule} broken at step {first.step}: {first.message}{more}"
         strips.append(make_strip([(pad(clip(text, width, glyphs), width), theme.BANNER_BAD)]))
     warning = f"ENGINE: {frame.engine_warning}" if frame.engine_warning else None
-    for text in (warning, _freshness(frame, age_s, keys)):
-        if text is not None:
-            line = pad(clip(f" {glyphs.warning} {text}", width, glyphs), width)
+    for doubt in (warning, _freshness(frame, age_s, keys)):
+        if doubt is not None:
+            line = pad(clip(f" {glyphs.warning} {doubt}", width, glyphs), width)
             strips.append(make_strip([(line, theme.BANNER_CALM)]))
     return strips
 

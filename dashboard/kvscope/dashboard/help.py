@@ -35,7 +35,13 @@ _ABOUT = {
     "insight": ("Insight", "where the memory goes, and what reserving maxima would take for the same requests"),
     "prompt": ("Prompt", _OPTIONS),
 }
-_PANE_KEYS = {"grid": BlockGrid, "host": BlockGrid, "requests": RequestsPane, "table": TablePane, "events": EventsPane}
+_PANE_KEYS: dict[str, type[StripPane]] = {
+    "grid": BlockGrid,
+    "host": BlockGrid,
+    "requests": RequestsPane,
+    "table": TablePane,
+    "events": EventsPane,
+}
 
 
 def draw_help(glyphs: Glyphs, width: int, focused: str | None = None, *, keys: KeyNames = DEFAULT_NAMES) -> list[Strip]:

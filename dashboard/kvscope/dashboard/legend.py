@@ -29,7 +29,7 @@ def legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Glyphs, ke
 
 def _halves_legend(pool: PoolFrame, by: ColourBy, glyphs: Glyphs) -> list[Part]:
     """Colours say it alone; what is faint comes last."""
-    upper, lower, both = glyphs.halves
+    upper, lower, both = [*glyphs.halves]
     scale = (theme.STRONG,) if by is ColourBy.OWNER else SCALES[by][1:]
     if by in (ColourBy.STATE, ColourBy.AGE):
         scale = scale[::-1]

@@ -47,7 +47,7 @@ class Owners:
     @overload
     def __getitem__(self, place: slice | NDArray[np.intp]) -> NDArray[np.uint8]: ...
     def __getitem__(self, place: int | slice | NDArray[np.intp]) -> int | NDArray[np.uint8]:
-        return self.codes[place]  # type: ignore[no-any-return]
+        return self.codes[place]
 
     def __repr__(self) -> str:
         return repr(self.codes)

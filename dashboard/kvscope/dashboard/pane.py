@@ -78,8 +78,14 @@ class StripPane(ScrollView, DirectWidget):
         self._ground, self._width = Ground(Recolour(), Style()), 0
         self._title = self._subtitle = ""
 
-    note = ""  # for the title
-    filter_text = ""
+    @property
+    def note(self) -> str:
+        """For the title."""
+        return ""
+
+    @property
+    def filter_text(self) -> str:
+        return ""
 
     def set_title(self, title: str) -> None:
         """In the border."""

@@ -73,8 +73,9 @@ class PoolFrame(NamedTuple):
         """How many of these blocks have a ref count above one."""
         if not self.num_shared:
             return 0
-        is_table = isinstance(block_ids, BlockTable)
-        blocks = block_ids.blocks if is_table else np.fromiter(block_ids, np.intp, len(block_ids))
+        blocks = (
+            block_ids.blocks if isinstance(block_ids, BlockTable) else np.fromiter(block_ids, np.intp, len(block_ids))
+        )
         return int(np.count_nonzero(self.refs[blocks] > 1))
 
     @property

@@ -134,7 +134,7 @@ class PromptInput(TextArea):
         start = self.value.rfind(word) if word else -1
         if start >= 0:
             self.focus()
-            at = self.document.get_location_from_index
+            at = self.document.get_location_from_index  # type: ignore[attr-defined]  # every document has it
             self.selection = Selection(at(start), at(start + len(word)))
 
 

@@ -115,8 +115,8 @@ def diff(
 
     sides = files_of(a), files_of(b)
     difference = diff_recordings(*map(open_files, sides))
-    shown = map(_shown, sides)
-    write_lines([msgspec.json.encode(difference).decode()] if as_json else diff_lines(*shown, difference))
+    lines = diff_lines(_shown(sides[0]), _shown(sides[1]), difference)
+    write_lines([msgspec.json.encode(difference).decode()] if as_json else lines)
     return ExitCode.OK if difference.same else ExitCode.FAILURE
 
 

@@ -168,7 +168,7 @@ class SparingApp(App[None]):
         else:
             self._cursor_sent = self.cursor_position
             with driver.as_one():
-                super()._display(self.screen, _Changes(self._canvas))
+                super()._display(self.screen, _Changes(self._canvas))  # type: ignore[arg-type]  # as Textual does
             if self.max_frames_per_second is not None:
                 driver.ask_for_receipt()
                 self._next_frame_s = max(self._next_frame_s, now - 0.02) + 1 / self.max_frames_per_second

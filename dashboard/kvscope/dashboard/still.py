@@ -84,7 +84,7 @@ def draw_still(
     app = DashboardApp(source, title=title, ascii_only=ascii_only, look=dashboard_look())
     drawn: list[str] = []
 
-    async def take(pilot: "Pilot[None]") -> None:
+    async def take(pilot: "Pilot[object]") -> None:
         await _is_told(source)
         while app.shown_revision != source.view.revision or not app.query("FooterKey"):
             await asyncio.sleep(POLL_S)
@@ -108,7 +108,7 @@ async def _is_told(source: ReplaySource) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _settled(app: "DashboardApp", pilot: "Pilot[None]") -> list[str]:
+async def _settled(app: "DashboardApp", pilot: "Pilot[object]") -> list[str]:
     """The screen's lines once they have stopped changing: widgets arrange themselves in several turns."""
     looks: list[list[str]] = []
     while len(looks) < LOOKS or any(look != looks[-1] for look in looks[-LOOKS:]):

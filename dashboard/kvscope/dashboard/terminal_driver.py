@@ -49,7 +49,7 @@ class TerminalDriver(LinuxDriver):
 
     def start_application_mode(self) -> None:
         self.num_starts += 1
-        super().start_application_mode()
+        super().start_application_mode()  # type: ignore[no-untyped-call]  # Textual ships it without annotations
 
     def stop_application_mode(self) -> None:
         deadline = time.monotonic() + GOODBYE_S
@@ -83,7 +83,8 @@ class TerminalDriver(LinuxDriver):
     @contextmanager
     def as_one(self) -> Iterator[None]:
         """What is written within is one text: each wakes the writer's thread, and the event loop waits for it."""
-        self._held = held = []
+        held: list[str] = []
+        self._held = held
         try:
             yield
         finally:

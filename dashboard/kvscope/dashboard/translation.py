@@ -6,7 +6,8 @@ from typing import NamedTuple
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
-from kvscope.dashboard.frames import Frame, SequenceFrame
+from kvscope.dashboard.copies import SequenceFrame
+from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.strips import Part, quote_piece, wrap_parts
 from kvscope.events.types import EngineInfo

@@ -87,7 +87,7 @@ def _widened_for(row: Any, buffer: Any) -> Callable[..., Any]:
 
 
 @numba.njit(inline="always")
-def _add_four(out, weights, at, v, start, size):  # type: ignore[no-untyped-def]
+def _add_four(out, weights, at, v, start, size):
     """Add four rows of `size` values, times their weights, to `out`, which so is loaded and stored once."""
     w0, w1, w2, w3 = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
     rows = v[start : start + 4 * size]
@@ -106,7 +106,7 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
     """
 
     @numba.njit(nogil=True, fastmath=FASTMATH, cache=True, error_model="numpy")
-    def kernel(  # type: ignore[no-untyped-def]
+    def kernel(
         query, keys, values, tables, tiles, first, last, strides, scale, window, soft_cap, scores, buffer, output
     ):
         block_size, rows_per_block, rows_per_head = strides

@@ -176,7 +176,7 @@ class NumbaBackend(TorchBackend):
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
     """The tensor's memory in the type that it is handed over as."""
-    return tensor.view(_HANDED_OVER_AS[tensor.dtype]).numpy()  # type: ignore[no-any-return]
+    return tensor.view(_HANDED_OVER_AS[tensor.dtype]).numpy()
 
 
 def cache_rows(cache: Tensor) -> tuple[NDArray[Any], CacheLayout]:

@@ -52,7 +52,7 @@ def _add_for(totals: Any, weight: Any, start: Any, x: Any) -> Callable[..., None
 
 
 @numba.njit(**OPTIONS)
-def _multiply(first, last, rows, num_rows, weight, words_per_input, bias, output, size, num_outputs):  # type: ignore[no-untyped-def]
+def _multiply(first, last, rows, num_rows, weight, words_per_input, bias, output, size, num_outputs):
     totals = np.empty((num_rows, BLOCK), np.float32)
     for block in range(first, last):
         for row in range(num_rows):
@@ -80,7 +80,7 @@ def multiply_function(bfloat16: bool) -> Callable[..., None]:
     element, word = (np.uint16, np.uint32) if bfloat16 else (np.float32, np.float32)
     words = BLOCK // 2 if bfloat16 else BLOCK
 
-    def multiply(first, last, rows, num_rows, weight, bias, bias_length, output, size, num_outputs):  # type: ignore[no-untyped-def]
+    def multiply(first, last, rows, num_rows, weight, bias, bias_length, output, size, num_outputs):
         biases = numba.carray(bias, (bias_length,), element)
         _multiply(
             first,

@@ -65,7 +65,7 @@ def _rounded_for(x: Any, like: Any) -> Callable[..., Any]:
 
 
 @numba.njit(**OPTIONS)
-def _rms_norm(first, last, x, weight, output, size, epsilon, offset):  # type: ignore[no-untyped-def]
+def _rms_norm(first, last, x, weight, output, size, epsilon, offset):
     for row in range(first, last):
         values, out = x[row * size : (row + 1) * size], output[row * size : (row + 1) * size]
         total = np.float32(0)
@@ -82,7 +82,7 @@ def _rms_norm(first, last, x, weight, output, size, epsilon, offset):  # type: i
 
 
 @numba.njit(**OPTIONS)
-def _silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):  # type: ignore[no-untyped-def]
+def _silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):
     one = np.float32(1)
     for row in range(first, last):
         gates, ups = gate[row * gate_stride : row * gate_stride + size], up[row * up_stride : row * up_stride + size]
@@ -95,7 +95,7 @@ def _silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, si
 
 
 @numba.njit(**OPTIONS)
-def _rotate(first, last, x, x_strides, cosines, sines, output, num_heads, half):  # type: ignore[no-untyped-def]
+def _rotate(first, last, x, x_strides, cosines, sines, output, num_heads, half):
     size = 2 * half
     for token in range(first, last):
         c, s = cosines[token * size : (token + 1) * size], sines[token * size : (token + 1) * size]
@@ -113,7 +113,7 @@ def _rotate(first, last, x, x_strides, cosines, sines, output, num_heads, half):
 
 
 @numba.njit(**OPTIONS)
-def _write_slots(first, last, new, new_strides, cache, cache_strides, slots, shape):  # type: ignore[no-untyped-def]
+def _write_slots(first, last, new, new_strides, cache, cache_strides, slots, shape):
     block_size, num_heads, size = shape
     for token in range(first, last):
         block, slot = slots[token] // block_size, slots[token] % block_size
@@ -126,7 +126,7 @@ def _write_slots(first, last, new, new_strides, cache, cache_strides, slots, sha
 
 
 @numba.njit
-def at(address, element):  # type: ignore[no-untyped-def]
+def at(address, element):
     return numba.carray(address, (_ENDLESS,), element)
 
 
@@ -165,15 +165,15 @@ def layer_functions(bfloat16: bool) -> LayerFunctions:
     """
     element = np.uint16 if bfloat16 else np.float32
 
-    def rms_norm(first, last, x, weight, output, size, epsilon, offset):  # type: ignore[no-untyped-def]
+    def rms_norm(first, last, x, weight, output, size, epsilon, offset):
         _rms_norm(first, last, at(x, element), at(weight, element), at(output, element), size, epsilon, offset)
 
-    def silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):  # type: ignore[no-untyped-def]
+    def silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):
         _silu_and_multiply(
             first, last, at(gate, element), gate_stride, at(up, element), up_stride, at(output, element), size
         )
 
-    def rotate(first, last, x, by_token, by_head, cosines, sines, output, heads, half):  # type: ignore[no-untyped-def]
+    def rotate(first, last, x, by_token, by_head, cosines, sines, output, heads, half):
         _rotate(
             first,
             last,
@@ -186,7 +186,7 @@ def layer_functions(bfloat16: bool) -> LayerFunctions:
             half,
         )
 
-    def write_slots(first, last, new, by_token, by_head, cache, by_block, by_kv_head, slots, block_size, heads, size):  # type: ignore[no-untyped-def]
+    def write_slots(first, last, new, by_token, by_head, cache, by_block, by_kv_head, slots, block_size, heads, size):
         numbers = numba.carray(slots, (_ENDLESS,), np.int64)
         shape = (block_size, heads, size)
         _write_slots(

@@ -11,7 +11,7 @@ CACHE_LINE_BYTES = 64
 _READ, _SECOND_LEVEL, _DATA = 0, 2, 1  # arguments of LLVM's instruction; the first level is too small to wait in
 
 
-@intrinsic  # type: ignore[misc]  # numba has no types
+@intrinsic
 def _prefetch(_: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         memory = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -26,7 +26,7 @@ def _prefetch(_: Any, array: Any, index: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def ask_for(row, first, last):  # type: ignore[no-untyped-def]
+def ask_for(row, first, last):
     """Let `row[first:last]` come into the cache. Asks for nothing twice, waits for nothing, and may be wrong."""
     for i in range(first, last, CACHE_LINE_BYTES // row.itemsize):
         _prefetch(row, i)
