@@ -1,5 +1,6 @@
 """Exit codes and messages of the real command: bad input is one line, exit code 2, and no traceback."""
 
+import getpass
 import http.server
 import importlib.metadata
 import json
@@ -435,13 +436,16 @@ def test_demo_shows_why_its_engine_failed(kvscope: Kvscope) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_demo_leaves_no_engine_behind(kvscope: Kvscope, end: signal.Signals) -> None:
-    session = kvscope.in_terminal("demo")
+def test_demo_leaves_nothing_behind(kvscope: Kvscope, end: signal.Signals, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    session = kvscope.in_terminal("demo", TMPDIR=str(scratch))
     session.wait_for("LIVE")
     (engine,) = children_of(session.process.pid)
     session.process.send_signal(end)
     code = session.wait()
     wait_until(lambda: is_gone(engine), 30)
+    assert {file.name for file in scratch.iterdir()} <= {f"torchinductor_{getpass.getuser()}"}  # torch's own cache
     if end is signal.SIGKILL:
         return  # nobody could restore the terminal
     assert code == 128 + end

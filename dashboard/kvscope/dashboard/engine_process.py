@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -27,32 +26,30 @@ NUM_LOG_LINES = 20
 
 
 class EngineProcess:
-    """A context manager around the child; its output goes to a log in a temporary directory."""
+    """A context manager around the child; its output goes to a file without a name, which ends with this process."""
 
     def __init__(self, name: str, serve_arguments: Sequence[str]) -> None:
         self.name = name
         self._arguments = [*serve_arguments, "--name", name, "--until-stdin-closes"]
-        self._folder = tempfile.TemporaryDirectory(prefix="kvscope-engine-")
-        self._log = Path(self._folder.name) / "engine.log"
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed on exit
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-m", "kvscope.dashboard.cli", "serve", *self._arguments],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,  # Ctrl-C is for the dashboard, which stops the child in order
-            )
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-m", "kvscope.dashboard.cli", "serve", *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,  # Ctrl-C is for the dashboard, which stops the child in order
+        )
         return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self.stop()
-        self._folder.cleanup()
+        self._log.close()
 
     def wait_until_ready(self, on_wait: Callable[[float], None], timeout_s: float = READY_TIMEOUT_S) -> None:
         """Block until the sockets answer, calling `on_wait` with the seconds so far.
@@ -96,7 +93,7 @@ class EngineProcess:
         self._process = None
 
     def _read_log(self) -> str:
-        return self._log.read_text(encoding="utf-8", errors="replace")
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode("utf-8", "replace")
 
     def _failure(self, what: str) -> CommandError:
         """One line when the child gave one; the end of its log otherwise, on stderr before the line."""
