@@ -46,6 +46,8 @@ class Words:
 class Instantly:
     """A model runner that computes nothing."""
 
+    num_graph_steps = 0
+
     def run(self, extents: Sequence[Any], copies: Sequence[Any]) -> dict[str, Any]:
         return {sequence.sequence_id: True for sequence, _, stop in extents if stop == sequence.num_tokens}
 

@@ -81,6 +81,7 @@ class FakeRunner:
     """
 
     VOCABULARY = 50
+    num_graph_steps = 0
 
     def __init__(self, num_blocks: int, block_size: int, window: int | None = None) -> None:
         """With a window, of an extent's context only what its tokens look back to is there to be read."""

@@ -1,9 +1,10 @@
 """Decodes with rows that stand for nobody: they read nothing, write nothing, and give zeros."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from kvscope.kernels.triton_backend import TritonBackend
 from kvscope.kernels.triton_tiles import NO_SPLITS, Splits, Tiles
@@ -63,3 +64,36 @@ def test_padding_is_written_nowhere(block_size, dtype):
         assert not cache[3, :, block_size // 2].float().isnan().any()
         cache[3, :, block_size // 2] = old[3, :, block_size // 2]
         assert torch.equal(cache.view(torch.uint8), old.view(torch.uint8))
+
+
+class Launches:
+    """Stands for a kernel: notes with which grid and numbers it would be launched, whatever the tensors hold."""
+
+    def __init__(self):
+        self.noted = []
+
+    def __getitem__(self, grid):
+        return lambda *args, **constants: self.noted.append(
+            (grid, [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args], constants)
+        )
+
+
+def test_the_launches_of_a_decode_are_known_without_its_content(make_case, monkeypatch):
+    """As compiled for a GPU, on tensors that have shapes and nothing else: to ask one for a value is an error."""
+    launches, backend = Launches(), TritonBackend(splits=Splits(8, 264))
+    backend.interpreted = False
+    for name in ("triton_attention.paged_attention_kernel", "triton_splits.combine_splits_kernel"):
+        monkeypatch.setattr(f"kvscope.kernels.{name}", launches)
+    monkeypatch.setattr("kvscope.kernels.triton_cache.write_kv_kernel", launches)
+    case = padded(make_case([1, 1], [50, 3], num_kv_heads=2), 2)
+    with FakeTensorMode() as fake:
+        tensors = {field.name: getattr(case.batch, field.name) for field in fields(case.batch)}
+        batch = replace(case.batch, **{k: fake.from_tensor(t) for k, t in tensors.items() if torch.is_tensor(t)})
+        query, keys, values = map(fake.from_tensor, (case.query, case.key_cache, case.value_cache))
+        with pytest.raises(DataDependentOutputException):
+            batch.context_lengths[0].item()
+        for longest in (1, 50):
+            backend.write_kv(query[:, :2], query[:, 2:], keys, values, batch.slot_mapping)
+            backend.attention(query, keys, values, replace(batch, max_context_length=longest), scale=1.0)
+    assert [grid for grid, *_ in launches.noted] == 2 * [(1,), (4, 2, 8), (4, 4)]
+    assert launches.noted[:3] == launches.noted[3:]

@@ -48,6 +48,7 @@ def run(
     preemption: flags.Preemption = DEFAULTS.preemption,
     admission: flags.Admission = DEFAULTS.admission,
     allocator: flags.Allocator = DEFAULTS.allocator,
+    cuda_graphs: flags.CudaGraphs = DEFAULTS.cuda_graphs,
 ) -> int:
     """Run prompts through the engine, without a dashboard; print outputs, token ids and the memory summary.
 
@@ -82,6 +83,7 @@ def run(
             preemption=preemption,
             admission=admission,
             allocator=allocator,
+            cuda_graphs=cuda_graphs,
         )
         _require_engine("run")
         from kvscope.engine import preflight
@@ -130,6 +132,7 @@ def serve(
     preemption: flags.Preemption = DEFAULTS.preemption,
     admission: flags.Admission = DEFAULTS.admission,
     allocator: flags.Allocator = DEFAULTS.allocator,
+    cuda_graphs: flags.CudaGraphs = DEFAULTS.cuda_graphs,
 ) -> int:
     """Start an engine that dashboards attach to; Ctrl-C stops it.
 
@@ -163,6 +166,7 @@ def serve(
             preemption=preemption,
             admission=admission,
             allocator=allocator,
+            cuda_graphs=cuda_graphs,
         )
         _require_engine("serve")
         from kvscope.engine import preflight

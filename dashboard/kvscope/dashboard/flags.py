@@ -53,6 +53,13 @@ Allocator = Annotated[
     Literal["paged", "contiguous"],
     typer.Option(help="Blocks as needed; or one run of blocks per sequence, reserved for its maximum, to compare."),
 ]
+CudaGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--cuda-graphs",
+        help="Replay decodes as CUDA graphs, and copy inputs from pinned memory. Not yet run on a device.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Default seed of the sampling.", metavar="N")]
 
 Record = Annotated[Path | None, typer.Option(help="Keep every event in FILE, for `kvscope replay`.", metavar="FILE")]

@@ -9,6 +9,7 @@ import torch
 
 from kvscope.engine.attention import LayerGeometry
 from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig, use_prefix_caching
+from kvscope.engine.decode_graphs import CudaCapture
 from kvscope.engine.engine import Engine
 from kvscope.engine.host_memory import free_host_bytes
 from kvscope.engine.kv_scales import FP8, KvScales, choose_scales
@@ -31,6 +32,7 @@ class Prepared:
     model: LoadedModel
     backend: AttentionBackend
     info: EngineInfo
+    cuda_graphs: bool = False
 
 
 def prepare(config: EngineConfig, *, name: str = "kvscope", loaded: LoadedModel | None = None) -> Prepared:
@@ -41,12 +43,17 @@ def prepare(config: EngineConfig, *, name: str = "kvscope", loaded: LoadedModel 
     """
     backend = choose_backend(config)
     check_kv_cache_dtype(config)
+    check_cuda_graphs(config, backend)
     model = loaded if loaded is not None else load_model(config, backend)
-    return Prepared(model, backend, _describe(config, model, backend, name))
+    return Prepared(model, backend, _describe(config, model, backend, name), config.cuda_graphs)
 
 
 def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[int] | None = None) -> Engine:
-    """A ready engine; its first event has gone to the sink."""
+    """A ready engine; its first event has gone to the sink.
+
+    Raises:
+        ConfigError: --cuda-graphs, and the model cannot be captured.
+    """
     model, info = prepared.model, prepared.info
     runner = ModelRunner(
         model.model,
@@ -57,6 +64,8 @@ def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[in
         num_host_blocks=info.num_host_blocks,
         scales=_choose_scales(model) if info.kv_cache_dtype == "fp8_e4m3" else None,
     )
+    if prepared.cuda_graphs:
+        _capture_decodes(runner, info)
     return Engine(
         info,
         runner,
@@ -100,6 +109,22 @@ def check_kv_cache_dtype(config: EngineConfig) -> None:
             f"--kv-cache-dtype {config.kv_cache_dtype} needs an NVIDIA GPU of compute capability 8.9 or above, not "
             f"{name} ({numbers}); leave it out, or add --device cpu"
         )
+
+
+def check_cuda_graphs(config: EngineConfig, backend: AttentionBackend) -> None:
+    """Raises ConfigError where CUDA graphs are asked for and there is nothing that could hold them."""
+    if config.cuda_graphs and choose_device(config).type == "cpu":
+        raise ConfigError("--cuda-graphs needs a CUDA device, and the model runs on a CPU here; leave it out")
+    if config.cuda_graphs and backend.name != "triton":
+        raise ConfigError(f"--cuda-graphs needs --attention-backend triton, not {backend.name}")
+
+
+def _capture_decodes(runner: ModelRunner, info: EngineInfo) -> None:
+    try:
+        runner.capture_decodes(CudaCapture(), max_num_seqs=info.max_num_seqs, max_model_len=info.max_model_len)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"--cuda-graphs: {info.model} cannot be captured ({reason}); leave it out") from None
 
 
 def _choose_scales(model: LoadedModel) -> dict[int, KvScales]:

@@ -55,6 +55,7 @@ class EngineConfig:
     preemption: PreemptionPolicy = "auto"
     admission: AdmissionPolicy = "now"
     allocator: AllocatorName = "paged"
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):

@@ -30,6 +30,11 @@ from kvscope.transport.publisher import EventSink
 class Runner(Protocol):
     """Computes KV and logits: the model runner, a simulated one, or a fake in tests."""
 
+    @property
+    def num_graph_steps(self) -> int:
+        """Steps so far that were replayed as CUDA graphs."""
+        ...
+
     def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, Any]: ...
 
     def swap(self, to_host: Sequence[BlockCopy], from_host: Sequence[BlockCopy]) -> None:
@@ -131,6 +136,10 @@ class Engine:
 
     def has_work(self) -> bool:
         return self.scheduler.has_work()
+
+    @property
+    def num_graph_steps(self) -> int:
+        return self._runner.num_graph_steps
 
     def step(self) -> None:
         """One iteration: schedule, run, commit."""

@@ -7,13 +7,14 @@ that reach their sequence's last token.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from kvscope.engine.attention import LayerCache, LayerGeometry, PagedStep
 from kvscope.engine.block_tables import BlockCopy, Extent
+from kvscope.engine.decode_graphs import Capture, DecodeGraphs
 from kvscope.engine.host_blocks import HostBlocks
 from kvscope.engine.kv_scales import FP8, KvScales
+from kvscope.engine.step_inputs import StepInputs, pack_inputs
 from kvscope.kernels.backend import AttentionBackend
 from kvscope.kernels.batch import PagedBatch
 from kvscope.kernels.huge_pages import huge_zeros
@@ -48,6 +49,28 @@ class ModelRunner:
             for layer, geometry in layers.items()
         }
         self.host = HostBlocks((tensor for cache in self.caches.values() for tensor in cache), num_host_blocks)
+        self.graphs: DecodeGraphs | None = None
+
+    @property
+    def num_graph_steps(self) -> int:
+        """Steps so far that were replayed."""
+        return self.graphs.num_replays if self.graphs is not None else 0
+
+    @torch.inference_mode()
+    def capture_decodes(self, capture: Capture, *, max_num_seqs: int, max_model_len: int) -> None:
+        """From now on replay decodes of up to so many sequences; the backend must take padding, as triton does.
+
+        Raises:
+            RuntimeError: the model's forward pass cannot be captured.
+        """
+        self.graphs = DecodeGraphs(
+            self._forward,
+            capture,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=self.block_size,
+            device=self._device,
+        )
 
     @torch.inference_mode()
     def swap(self, to_host: Sequence[BlockCopy], from_host: Sequence[BlockCopy]) -> None:
@@ -67,41 +90,43 @@ class ModelRunner:
         self._copy_blocks(copies)
         if not extents:
             return {}
-        batch, positions = self._batch(extents)
-        ends = batch.query_start[1:].tolist()
+        inputs = pack_inputs(extents, self.block_size)
         choosing = [i for i, extent in enumerate(extents) if extent.stop == extent.sequence.num_tokens]
-        token_ids = [token for extent in extents for token in extent.sequence.tokens(extent.start, extent.stop)]
-        logits = self.model(
-            input_ids=self._tensor([token_ids], torch.int64),
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=self._tensor([ends[i] - 1 for i in choosing], torch.int64),
-            paged=PagedStep(batch, self.caches, self._backend, self._scales),
-        ).logits[0]
-        rows = logits.to(device="cpu", dtype=torch.float32)
+        if self.graphs is not None and self.graphs.fits(inputs):
+            rows = self.graphs.run(inputs).to("cpu")[choosing]
+        else:
+            rows = self._run_inputs(inputs, choosing).to("cpu")
         return {extents[i].sequence.sequence_id: row for i, row in zip(choosing, rows, strict=True)}
 
-    def _batch(self, extents: Sequence[Extent]) -> tuple[PagedBatch, torch.Tensor]:
-        """Where the step's tokens go, and their positions, int64 `[num_tokens]`."""
-        starts, stops = np.array([(extent.start, extent.stop) for extent in extents]).T
-        # Nothing reads what fell out of the window: any number will do.
-        tables = [[0] * extent.sequence.num_released + extent.sequence.block_table for extent in extents]
-        longest = max(map(len, tables))
-        block_tables = np.array([table + [0] * (longest - len(table)) for table in tables])
-        lengths = stops - starts
-        ends = np.cumsum(lengths)
-        sequences = np.repeat(np.arange(len(extents)), lengths)
-        positions = np.arange(ends[-1]) - (ends - stops)[sequences]
-        block_ids = block_tables[sequences, positions // self.block_size]
+    def _run_inputs(self, inputs: StepInputs, choosing: Sequence[int]) -> torch.Tensor:
+        """The logits of the last token of each sequence that chooses one."""
         batch = PagedBatch(
-            query_start=self._tensor([0, *ends], torch.int32),
-            context_lengths=self._tensor(stops, torch.int32),
-            block_tables=self._tensor(block_tables, torch.int32),
-            slot_mapping=self._tensor(block_ids * self.block_size + positions % self.block_size, torch.int64),
-            max_query_length=int(lengths.max()),
-            max_context_length=int(stops.max()),
+            query_start=self._tensor(inputs.query_start, torch.int32),
+            context_lengths=self._tensor(inputs.context_lengths, torch.int32),
+            block_tables=self._tensor(inputs.block_tables, torch.int32),
+            slot_mapping=self._tensor(inputs.slot_mapping, torch.int64),
+            max_query_length=inputs.max_query_length,
+            max_context_length=int(inputs.context_lengths.max()),
         )
-        return batch, self._tensor(positions, torch.int64)
+        return self._forward(
+            self._tensor(inputs.token_ids, torch.int64),
+            self._tensor(inputs.positions, torch.int64),
+            batch,
+            self._tensor(inputs.query_start[1:][choosing] - 1, torch.int64),
+        )
+
+    def _forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch, keep: torch.Tensor | int = 0
+    ) -> torch.Tensor:
+        """The logits of the tokens at the places `keep`, all by default: float32 `[num_kept, vocab_size]`."""
+        output = self.model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=keep,
+            paged=PagedStep(batch, self.caches, self._backend, self._scales),
+        )
+        return output.logits[0].to(torch.float32)  # type: ignore[no-any-return]
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         if copies:
@@ -118,7 +143,9 @@ class ModelRunner:
         return torch.zeros(shape, dtype=self._cache_dtype, device=self._device)
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+        if self.graphs is None or self._device.type == "cpu":
+            return torch.tensor(values, dtype=dtype, device=self._device)
+        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self._device, non_blocking=True)
 
 
 def bytes_per_slot(layers: dict[int, LayerGeometry], dtype: torch.dtype) -> int:

@@ -61,12 +61,16 @@ def text_report(engine: Engine, requests: ListOf[Request], problems: ListOf[str]
         ),
         (
             f"tokens    {engine.counters.generated_tokens} generated, {engine.counters.computed_tokens} computed, "
-            f"{counted(engine.step_number, 'step')}"
+            f"{counted(engine.step_number, 'step')}{_graph_steps(engine)}"
         ),
         f"audit     {'ok' if not problems else f'{len(problems)} findings'}",
         *(f"  {make_printable(problem)}" for problem in problems),
     ]
     return "\n".join(lines)
+
+
+def _graph_steps(engine: Engine) -> str:
+    return f", {engine.num_graph_steps} of them as CUDA graphs" if engine.num_graph_steps else ""
 
 
 def _score(sequence: Sequence) -> str:

@@ -98,6 +98,7 @@ class EngineService:
         return {
             "status": engine.status,
             "step": engine.step_number,
+            "graph_steps": engine.num_graph_steps,
             "generated_tokens": engine.counters.generated_tokens,
             "num_running_requests": len(engine.scheduler.running),
             "num_waiting_requests": len(engine.scheduler.waiting),

@@ -26,6 +26,8 @@ class SimulatedRunner:
     `ends` are sequences that will end before they have all the tokens they ask for: how long each is just before.
     """
 
+    num_graph_steps = 0
+
     def __init__(self, clock: VirtualClock, cost: StepCost, end_token: int) -> None:
         self._clock, self._cost = clock, cost
         self._end = Choice(end_token, 0.0)
