@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kvscope.kernels import blocked_weight
-from kvscope.kernels.blocked_weight import BlockedWeight, choose_num_threads
+from kvscope.kernels.blocked_weight import FEW_ROWS, BlockedWeight, choose_max_rows, choose_num_threads
 
 NAN = float("nan")
 
@@ -24,7 +24,7 @@ def in_blocks(weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", [(64, 16), (192, 48), (128, 80)])
-@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 16, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equals_the_product(dtype, num_rows, shape, has_bias, num_threads):
     torch.manual_seed(5)
@@ -42,8 +42,8 @@ def test_equals_the_product(dtype, num_rows, shape, has_bias, num_threads):
 
 def test_takes_few_contiguous_rows_of_its_type_only():
     blocked = BlockedWeight(0, (64, 16), torch.float32, None)
-    assert blocked.takes(torch.ones(1, 2, 16))
-    assert not blocked.takes(torch.ones(1, 3, 16))
+    assert blocked.takes(torch.ones(1, 32, 16))
+    assert not blocked.takes(torch.ones(1, 33, 16))
     assert not blocked.takes(torch.ones(1, 0, 16))
     assert not blocked.takes(torch.ones(1, 16, dtype=torch.bfloat16))
     assert not blocked.takes(torch.ones(16, 2).T)
@@ -57,3 +57,13 @@ def test_threads_are_taken_as_long_as_they_pay(seconds, chosen, monkeypatch):
     large, small = (BlockedWeight(0, (num_outputs, 16), torch.float32, None) for num_outputs in (256, 64))
     choose_num_threads([large, small])
     assert (large.num_threads, small.num_threads) == (chosen, 1)
+
+
+@pytest.mark.parametrize(("own", "theirs", "num_rows"), [(1.0, 1.0, 32), (2.0, 1.0, FEW_ROWS)])
+def test_more_than_few_rows_are_left_to_who_is_faster(own, theirs, num_rows, monkeypatch):
+    weight = BlockedWeight(0, (64, 16), torch.float32, None)
+    times = {weight.multiply: own, torch.relu: theirs}
+    monkeypatch.setattr(blocked_weight, "best_seconds", lambda functions, rows: times[functions[0]])
+    choose_max_rows({weight: torch.relu})
+    assert weight.takes(torch.ones(1, num_rows, 16))
+    assert not weight.takes(torch.ones(1, num_rows + 1, 16))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kvscope.kernels.blocked_weight import BlockedWeight, choose_num_threads
+from kvscope.kernels.blocked_weight import BlockedWeight, choose_max_rows, choose_num_threads
 from kvscope.kernels.huge_pages import collapse
 
 # Rows that oneDNN is told to expect. At 64 its order is as good for 1 and for 2,048 rows as one made for those.
@@ -50,12 +50,12 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn.data_ptr(self._packed), self._packed.numel() * self._packed.dtype.itemsize
 
     def read_in_place(self) -> BlockedWeight | None:
-        """From now on multiply few rows by our own function; None where it finds the weight in another order."""
+        """From now on multiply up to some rows by our own function; None where it finds another order."""
         shape, dtype = tuple(self._packed.shape), self._packed.dtype
         if not hasattr(torch.ops.mkldnn, "data_ptr") or not BlockedWeight.may_be(shape, dtype):
             return None
         blocked = BlockedWeight(self.memory()[0], shape, dtype, self.bias)
-        rows = torch.rand(2, shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
+        rows = torch.rand(7, shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
         expected, found = self(rows).double(), blocked.multiply(rows).double()
         right = (found - expected).norm() <= max(1e-5, torch.finfo(dtype).eps) * expected.norm()
         self._blocked = blocked if right else None
@@ -67,6 +67,10 @@ class PackedLinear(nn.Module):
             return self._blocked.multiply(rows)
         if not rows.numel():  # a step in which no sequence chooses a token; the operator refuses it
             return rows.new_empty(*rows.shape[:-1], self._packed.shape[0])
+        return self.operator(rows)
+
+    def operator(self, rows: Tensor) -> Tensor:
+        """The same by torch's operator, which takes any number of rows but none."""
         output: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
         return output
 
@@ -153,7 +157,9 @@ def pack_linears(model: nn.Module, calls: list[Call]) -> None:
     if hasattr(torch.ops.mkldnn, "data_ptr"):
         collapse(fused.memory() for fused in packed)
         with torch.inference_mode():
-            choose_num_threads([blocked for fused in packed if (blocked := fused.read_in_place()) is not None])
+            operators = {blocked: fused.operator for fused in packed if (blocked := fused.read_in_place()) is not None}
+            choose_num_threads(list(operators))
+            choose_max_rows(operators)
 
 
 def siblings(calls: list[Call]) -> list[list[nn.Linear]]:
