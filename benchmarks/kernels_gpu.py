@@ -5,15 +5,17 @@
 Decode is bound by reading KV, so the figure of merit is the share of the read bandwidth measured in the same run.
 Peers: attention over contiguous K and V (`scaled_dot_product_attention`), and torch's own attention through a block
 table (`varlen_attn`, where its Flash Attention takes the page size). Every timing flushes the L2 cache first, and the
-competitors of a row take turns. Needs no package but torch and triton.
+competitors of a row take turns. Last come whole steps of the engine's model runner, launched kernel by kernel and
+replayed as CUDA graphs (`--cuda-graphs`); only they need more than torch and triton.
 """
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +31,17 @@ NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_SIZE = 32, 8, 128
 BATCH_SIZES, CONTEXT_LENGTHS, BLOCK_SIZES = (1, 8, 32, 128, 256), (512, 4096, 32768), (16, 64, 256)
 SPLIT_SHAPES = ((1, 32768), (8, 4096), (32, 4096), (128, 4096))
 PREFILL_SHAPES = ((1, 4096, 0), (8, 512, 0), (4, 512, 3584))  # sequences, new tokens each, context before them
+STEP_BATCH_SIZES, STEP_CONTEXT_LENGTH = (1, 2, 8, 32, 64), 1024
+# The shape of SmolLM2-135M, with random weights.
+STEP_MODEL = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 2048,
+}
 MAX_POOL_BYTES = 24 * 2**30
 NUM_REPEATS = 30
 
@@ -214,6 +227,65 @@ def time_prefill(backend: AttentionBackend) -> None:
         )
 
 
+def make_runner(backend: AttentionBackend, num_blocks: int, device: str = "cuda") -> Any:
+    """A model runner, as the engine has it, over a pool of blocks of 16."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from kvscope.engine.attention import PAGED_ATTENTION, register
+    from kvscope.engine.model_checks import observe_layers
+    from kvscope.engine.model_runner import ModelRunner
+
+    register()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**STEP_MODEL), dtype=torch.bfloat16).to(device).eval()
+    layers = observe_layers(model)
+    model.set_attn_implementation(PAGED_ATTENTION)
+    return ModelRunner(model, layers, backend, num_blocks=num_blocks, block_size=16)
+
+
+def make_extents(batch_size: int) -> list[Any]:
+    """One token each of sequences of `STEP_CONTEXT_LENGTH`."""
+    from kvscope.engine.block_tables import Extent
+    from kvscope.engine.request import Sequence
+
+    blocks, length = STEP_CONTEXT_LENGTH // 16, STEP_CONTEXT_LENGTH
+    extents = [Extent(Sequence(f"s{i}.0", 0, [i + 1] * length), length - 1, length) for i in range(batch_size)]
+    for number, extent in enumerate(extents):
+        extent.sequence.block_table = list(range(number * blocks, (number + 1) * blocks))
+    return extents
+
+
+def time_steps(runner: Any, capture: Any) -> None:
+    """Decodes, from lists of tokens to logits on the host: both ways in turn, and how far the logits are apart."""
+    started = time.perf_counter()
+    runner.capture_decodes(capture, max_num_seqs=STEP_BATCH_SIZES[-1], max_model_len=STEP_CONTEXT_LENGTH)
+    print(f"\nsteps of {STEP_CONTEXT_LENGTH} positions; capturing took {time.perf_counter() - started:.1f} s")
+    print(f"{'batch':>5} {'eager':>11} {'graph':>11} {'ratio':>6} {'logits':>8}")
+    ways = {"eager": None, "graph": runner.graphs}
+    for extents in map(make_extents, STEP_BATCH_SIZES):
+        logits: dict[str, dict[str, Tensor]] = {}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for repeat, (name, graphs) in product(range(NUM_REPEATS + 3), ways.items()):
+            runner.graphs = graphs
+            started = time.perf_counter()
+            logits[name] = runner.run(extents, [])
+            if repeat >= 3:
+                times[name].append((time.perf_counter() - started) * 1e6)
+        eager, graph = median(times["eager"]), median(times["graph"])
+        apart = max(float((row - logits["eager"][name]).abs().max()) for name, row in logits["graph"].items())
+        print(f"{len(extents):>5} {eager:>8.1f} us {graph:>8.1f} us {eager / graph:>6.2f} {apart:>8.1e}")
+
+
+def time_graphs(backend: AttentionBackend) -> None:
+    """Whole steps; one line where the engine is not installed, or the step cannot be captured."""
+    try:
+        from kvscope.engine.decode_graphs import CudaCapture
+
+        time_steps(make_runner(backend, STEP_BATCH_SIZES[-1] * STEP_CONTEXT_LENGTH // 16), CudaCapture())
+    except (ImportError, RuntimeError) as error:
+        print(f"\nno steps as CUDA graphs: {error}")
+
+
 def _microseconds(elapsed: float | None) -> str:
     return f"{'-':>11}" if elapsed is None else f"{elapsed:>8.1f} us"
 
@@ -230,6 +302,7 @@ def main() -> int:
     time_decode(backend, ceiling)
     time_splits()
     time_prefill(backend)
+    time_graphs(backend)
     return 0
 
 
