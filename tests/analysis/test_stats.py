@@ -232,5 +232,11 @@ def test_nothing_at_all() -> None:
     assert stats_lines("x", stats)[-1] == "first token   p50 -, p95 - after submission"
 
 
+@pytest.mark.parametrize(("kv_cache_dtype", "shown"), [("auto", "float32; "), ("fp8_e4m3", "float32, fp8_e4m3 KV; ")])
+def test_the_type_of_kv_where_it_is_another(kv_cache_dtype: str, shown: str) -> None:
+    stats = measure(recording_of(run_engine(4, [], together=True, kv_cache_dtype=kv_cache_dtype)))
+    assert f"engine        fake, cpu {shown}4 blocks of 4 slots, paged" in stats_lines("x", stats)
+
+
 def test_clock_of_these_tests(calm: Recording) -> None:
     assert all(batch.time_ns % MS == 0 for _, batch in calm.batches)

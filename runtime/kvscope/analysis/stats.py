@@ -58,6 +58,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     device: str
     dtype: str
+    kv_dtype: str
     allocator: str
     duration_s: float
     busy_s: float  # some request was not finished
@@ -149,6 +150,7 @@ def summarize(recording: AnyRecording, passed: Walk, series: PoolSeries, log: Re
         model=state.info.model if state.info is not None else "",
         device=state.info.device if state.info is not None else "",
         dtype=state.info.dtype if state.info is not None else "",
+        kv_dtype=state.info.kv_dtype if state.info is not None else "",
         allocator=state.info.allocator if state.info is not None else "",
         duration_s=max(state.time_ns - _first_ns(recording), 0) / NS_PER_S,
         busy_s=busy_s,

@@ -13,7 +13,8 @@ def stats_lines(name: str, stats: Stats) -> list[str]:
         *_damage(stats),
         fact(
             "engine",
-            f"{stats.model}, {stats.device} {stats.dtype}; "
+            f"{stats.model}, {stats.device} {stats.dtype}"
+            f"{f', {stats.kv_dtype} KV' if stats.kv_dtype != stats.dtype else ''}; "
             f"{counted(pool.num_blocks, 'block')} of {counted(pool.block_size, 'slot')}, {stats.allocator}",
         ),
         fact(
