@@ -59,7 +59,7 @@ class TimedApp(App[None]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.displayed = asyncio.Event()
+        self.displayed, self._painted = asyncio.Event(), asyncio.Event()
 
     def post_display_hook(self) -> None:
         self.displayed.set()
@@ -67,9 +67,9 @@ class TimedApp(App[None]):
     async def drawn(self) -> None:
         """The next refresh has been painted."""
         self.displayed.clear()
-        painted = asyncio.Event()
-        self.call_after_refresh(painted.set)
-        await painted.wait()
+        self._painted.clear()
+        self.call_after_refresh(self._painted.set)  # the same each time: Textual looks up a new one's parameters
+        await self._painted.wait()
 
 
 class FramesApp(TimedApp, DashboardApp):

@@ -72,6 +72,8 @@ class BlockGrid(StripPane):
         self._fresh: dict[int, tuple[int, ...]] = {}  # by row
         self._painted: dict[int, object] = {}  # by line in view: what tells its look from others
         self._groups = Groups()
+        self._legend_found = Strip([])
+        self._legend_for: tuple[object, ...] = ()
         self._cells: Cells | None = None  # of the rows in view, at a zoom with one character per cell
         self._sgr: _Sgr | None = None  # in this frame
         self._sgr_found = _Sgr({}, "", "")
@@ -152,13 +154,22 @@ class BlockGrid(StripPane):
     def _line(self, y: int, width: int, height: int) -> Strip:
         layout, pool = self.layout_now, self._pool
         if self._has_legend and y == height - 1 and pool.num_blocks:
-            return make_strip(legend(pool, layout, self._light.by, self._glyphs, key_names_of(self)["colour"]), width)
+            return self._legend(width)
         row, part = divmod(y, layout.lines)
         if row >= layout.rows:
             return make_strip([], width)
         if layout.lines > 1 and not self._cards.get(row):
             self._cards[row] = self._tall_row(row, width)
         return self._cards[row][part] if layout.lines > 1 else self._row(row, width)
+
+    def _legend(self, width: int) -> Strip:
+        """The same until something that it tells of is another."""
+        pool, layout, by, key = self._pool, self.layout_now, self._light.by, key_names_of(self)["colour"]
+        told = layout, by, key, width, pool.traces.since_step if pool.traces is not None else None
+        if told != self._legend_for:
+            self._legend_for = told
+            self._legend_found = make_strip(legend(pool, layout, by, self._glyphs, key), width)
+        return self._legend_found
 
     def _tall_row(self, row: int, width: int) -> list[Strip]:
         pool, layout, light, captions, glyphs = self._pool, self.layout_now, self._light, self._captions, self._glyphs

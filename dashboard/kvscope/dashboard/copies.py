@@ -162,51 +162,60 @@ class RequestCopies:
 
 
 def _copy(request: RequestState, known: _Copy | None) -> _Copy:
-    pieces, before = request.prompt_pieces, known.sequences if known is not None else []
-    sequences = list(map(_copy_sequence, request.sequences, repeat(pieces), chain(before, repeat(None))))
-    head = (
+    """With the known one while nothing has changed. Made from tuples: with arguments each costs twice as much."""
+    before = known.sequences if known is not None else []
+    pieces, paired = request.prompt_pieces, chain(before, repeat(None))
+    copied = list(map(_copy_sequence, request.sequences, repeat(pieces), paired))
+    facts = (
         request.request_id,
         request.prompt,
         request.status,
         request.waiting,
         request.num_preemptions,
         request.params,
+        request.submitted_ns,
+        request.first_token_ns,
+        request.finished_ns,
+        len(request.hypotheses),
     )
-    tail = request.submitted_ns, request.first_token_ns, request.finished_ns, len(request.hypotheses)
-    if known is not None and known.facts == (head, tail) and before == sequences:
+    if known is not None and known.facts == facts and before == copied:
         return known
-    frames = tuple([copy.frame for copy in sequences])
-    # From a tuple: arguments cost as much as all the rest of it, thousands of times a second.
-    frame = RequestFrame._make((*head, frames, _owner_code(request.request_id), *tail))
-    return _Copy(frame, (head, tail), sequences)
+    frames = tuple([copy.frame for copy in copied])
+    frame = tuple.__new__(RequestFrame, (*facts[:6], frames, _owner_code(request.request_id), *facts[6:]))
+    return _Copy(frame, facts, copied)
 
 
 def _copy_sequence(sequence: SequenceState, prompt_pieces: Sequence[str], known: _SequenceCopy | None) -> _SequenceCopy:
     """With the old table, or token texts, while these are the same."""
-    table, pieces = sequence.block_table, sequence.pieces
+    table, pieces, host_table = sequence.block_table, sequence.pieces, sequence.host_table
+    of_table = table, len(table), sequence.num_copies, sequence.num_released
+    of_text = prompt_pieces, pieces, len(pieces)
     facts = (
-        (table, len(table), sequence.num_copies, sequence.num_released),
-        (prompt_pieces, pieces, len(pieces)),
+        of_table,
+        of_text,
         sequence.num_written,
         sequence.text,
         sequence.finish_reason,
         sequence.score,
-        sequence.host_table,
+        host_table,
     )
     if known is not None and known.facts == facts:
         known.facts = facts  # of a state from elsewhere that says the same: its lists are quick to compare next time
         return known
-    frame = SequenceFrame(
-        sequence.sequence_id,
-        known.frame.table if known is not None and known.facts[0] == facts[0] else BlockTable("i", table),
-        sequence.num_written,
-        known.frame.pieces if known is not None and known.facts[1] == facts[1] else Pieces(prompt_pieces, pieces),
-        len(prompt_pieces),
-        sequence.text,
-        sequence.num_copies,
-        sequence.finish_reason,
-        sequence.score,
-        BlockTable("i", sequence.host_table) if sequence.host_table else (),
-        sequence.num_released,
+    frame = tuple.__new__(
+        SequenceFrame,
+        (
+            sequence.sequence_id,
+            known.frame.table if known is not None and known.facts[0] == of_table else BlockTable("i", table),
+            sequence.num_written,
+            known.frame.pieces if known is not None and known.facts[1] == of_text else Pieces(prompt_pieces, pieces),
+            len(prompt_pieces),
+            sequence.text,
+            sequence.num_copies,
+            sequence.finish_reason,
+            sequence.score,
+            BlockTable("i", host_table) if host_table else (),
+            sequence.num_released,
+        ),
     )
     return _SequenceCopy(frame, facts)

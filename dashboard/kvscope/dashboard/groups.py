@@ -43,7 +43,9 @@ class Groups:
             is_touched[(touched[(touched >= in_view.start) & (touched < in_view.stop)] - in_view.start) // group] = True
             groups = np.flatnonzero(is_touched)
             if len(groups) * FEW <= len(symbols):
-                refs, written = (_of_groups(column[in_view], groups, group) for column in (pool.refs, pool.written))
+                refs = _of_groups(pool.refs[in_view], groups, group)
+                is_by_refs = by is ColourBy.OWNER and not pool.num_cached
+                written = refs if is_by_refs else _of_groups(pool.written[in_view], groups, group)
                 symbols[groups], codes[groups] = _columns_of(
                     pool._replace(refs=refs, written=written), slice(0, len(refs)), group, by
                 )

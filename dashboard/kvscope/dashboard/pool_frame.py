@@ -1,7 +1,6 @@
 """The pool in one picture: a number per block in numpy columns, and the totals counted from them. Pure."""
 
 from collections.abc import Collection, Sequence
-from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvscope.dashboard.column_copies import ColumnCopies
 from kvscope.dashboard.copies import DEVICE, HOST, BlockTable, RequestFrame
 from kvscope.dashboard.owners import OwnerCodes, Owners
-from kvscope.events.columns import Column, take_touched
+from kvscope.events.columns import Column, watch
 
 MAX_RECENT = 8
 _NOTHING = np.zeros(0, np.intp)
@@ -105,7 +104,7 @@ class PoolCopy:
     """
 
     def __init__(self) -> None:
-        self._flags: list[bytearray] = []
+        self._flags = bytearray()
         self._copies = ColumnCopies(), ColumnCopies()
         self.refs = self.written = np.zeros(0, np.int32)
         self.changes: Changes | None = None
@@ -114,20 +113,19 @@ class PoolCopy:
     def update(self, refs: Column, written: Column) -> None:
         """Take over what has changed, with the view's lock held. Arrays that somebody holds stay as they were."""
         before = self.refs, self.written
-        is_known = len(self._flags) == 2 and all(map(is_, self._flags, (refs.touched, written.touched)))
-        touched = take_touched(refs, written)
-        if is_known and not len(touched):
+        is_known = refs.touched is written.touched is self._flags
+        touched = refs.take_touched() if is_known else None
+        if touched is not None and not len(touched):
             return
-        changed = touched if is_known else None
         self.refs, self.written = (
-            copies.take(column.numbers, changed) for copies, column in zip(self._copies, (refs, written), strict=True)
+            copies.take(column.numbers, touched) for copies, column in zip(self._copies, (refs, written), strict=True)
         )
-        if is_known and self.changes is not None:
+        if touched is not None and self.changes is not None:
             self._recount(touched, *before)
             self.changes = self.changes.then(touched)
         else:
             self.changes = Changes(object(), 0, ())
-            self._flags = [refs.watch(), written.watch()]
+            self._flags = watch(refs, written)
             self.totals = count_blocks(self.refs, self.written)
 
     def _recount(self, touched: NDArray[np.intp], refs: NDArray[np.int32], written: NDArray[np.int32]) -> None:

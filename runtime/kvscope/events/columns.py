@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import msgspec
@@ -55,13 +55,15 @@ class Column(_Integers):
         return np.asarray(self)
 
     def take_touched(self) -> NDArray[np.intp]:
-        """Which elements may have been written since the last look, in order; the next one begins from here."""
-        return take_touched(self)
+        """Which elements may have been written since the last look, in order; the next one begins from here.
 
-    def watch(self) -> bytearray:
-        """Begin to look: the new flags."""
-        self.touched = _flags(len(self))
-        return self.touched
+        Eight flags at a time: of a large pool hardly any is set. Of columns that are watched together, in any of them.
+        """
+        flags = np.frombuffer(self.touched, np.uint64)
+        words = np.flatnonzero(flags != 0)
+        rows, places = np.nonzero(flags[words].view(np.bool_).reshape(-1, 8))
+        flags[words] = 0
+        return words[rows] * 8 + places
 
     def __eq__(self, other: object) -> bool:
         return super().__eq__(other) if isinstance(other, array) else list(self) == other
@@ -78,18 +80,12 @@ class Column(_Integers):
         return Column, (self.tolist(),)
 
 
-def take_touched(*columns: Column) -> NDArray[np.intp]:
-    """Which elements may have been written since the last look, in any of these columns, which are of one length.
-
-    Eight flags at a time: of a large pool hardly any is set.
-    """
-    flags = [np.frombuffer(column.touched, np.uint64) for column in columns]
-    all_flags = reduce(np.bitwise_or, flags)
-    words = np.flatnonzero(all_flags != 0)
-    rows, places = np.nonzero(all_flags[words].view(np.bool_).reshape(-1, 8))
-    for own in flags:
-        own[words] = 0
-    return words[rows] * 8 + places
+def watch(*columns: Column) -> bytearray:
+    """Begin to look at columns of one length, at all of them at once: their new flags."""
+    flags = _flags(len(columns[0]))
+    for column in columns:
+        column.touched = flags
+    return flags
 
 
 def _flags(length: int) -> bytearray:
