@@ -53,7 +53,7 @@ def test_takes_few_contiguous_rows_of_its_type_only():
 def test_threads_are_taken_as_long_as_they_pay(seconds, chosen, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     times = dict(zip((1, 2, 4), seconds, strict=True))
-    monkeypatch.setattr(blocked_weight, "_seconds", lambda weights, rows, num_threads: times[num_threads])
+    monkeypatch.setattr(blocked_weight, "_best_seconds", lambda weights, rows, num_threads: times[num_threads])
     large, small = (BlockedWeight(0, (num_outputs, 16), torch.float32, None) for num_outputs in (256, 64))
     choose_num_threads([large, small])
     assert (large.num_threads, small.num_threads) == (chosen, 1)
@@ -63,7 +63,7 @@ def test_threads_are_taken_as_long_as_they_pay(seconds, chosen, monkeypatch):
 def test_more_than_few_rows_are_left_to_who_is_faster(own, theirs, num_rows, monkeypatch):
     weight = BlockedWeight(0, (64, 16), torch.float32, None)
     times = {weight.multiply: own, torch.relu: theirs}
-    monkeypatch.setattr(blocked_weight, "best_seconds", lambda functions, rows: times[functions[0]])
+    monkeypatch.setattr(blocked_weight, "seconds", lambda functions, rows: times[functions[0]])
     choose_max_rows({weight: torch.relu})
     assert weight.takes(torch.ones(1, num_rows, 16))
     assert not weight.takes(torch.ones(1, num_rows + 1, 16))

@@ -14,6 +14,7 @@ from kvscope.kernels.threads import STRETCHES_PER_THREAD, share_out
 MAX_ROWS = 32  # with more of them, how the weight is read matters less than arithmetic, in which oneDNN is as good
 FEW_ROWS = 2  # reading the weight is all that matters, and one thread may be as fast as the memory
 PROBED_ROWS = 16
+NUM_TURNS = 4  # the best of them counts
 NEEDED_GAIN = 1.1  # below, another thread is not worth what it takes from others, nor another function a change
 _MAX_PROBED_BYTES = 1 << 26  # enough to come from memory, not from a cache
 
@@ -63,12 +64,12 @@ def choose_num_threads(weights: Sequence[BlockedWeight]) -> None:
     """Let each shape of weight be read by as many threads as pay on this machine for few rows. Mutates them."""
     for alike in _by_shape(weights):
         rows = torch.ones(1, alike[0].size, dtype=alike[0].dtype)
-        best, num_threads = _seconds(_probed(alike), rows, 1), 1
+        best, num_threads = _best_seconds(_probed(alike), rows, 1), 1
         while 2 * num_threads <= min(torch.get_num_threads(), alike[0].num_outputs // BLOCK):
-            seconds = _seconds(_probed(alike), rows, 2 * num_threads)
-            if seconds * NEEDED_GAIN > best:
+            found = _best_seconds(_probed(alike), rows, 2 * num_threads)
+            if found * NEEDED_GAIN > best:
                 break
-            best, num_threads = seconds, 2 * num_threads
+            best, num_threads = found, 2 * num_threads
         for weight in alike:
             weight.num_threads = num_threads
 
@@ -76,32 +77,32 @@ def choose_num_threads(weights: Sequence[BlockedWeight]) -> None:
 def choose_max_rows(operators: Mapping[BlockedWeight, Multiply]) -> None:
     """Leave all but few rows to another function of the same product where that is faster here. Mutates the weights.
 
-    So it is where the processor's vectors are too short, or too few, for the sums of a tile.
+    So it is where the processor's vectors are too short, or too few, for the sums of a tile. Both take turns, so that
+    what else the machine does falls on both.
     """
     for alike in _by_shape(list(operators)):
         rows = torch.ones(1, PROBED_ROWS, alike[0].size, dtype=alike[0].dtype)
         probed = _probed(alike)
-        own = best_seconds([weight.multiply for weight in probed], rows)
-        theirs = best_seconds([operators[weight] for weight in probed], rows)
+        own = theirs = float("inf")
+        for _ in range(NUM_TURNS):
+            own = min(own, seconds([weight.multiply for weight in probed], rows))
+            theirs = min(theirs, seconds([operators[weight] for weight in probed], rows))
         for weight in alike:
             weight.max_rows = MAX_ROWS if own <= NEEDED_GAIN * theirs else FEW_ROWS
 
 
-def best_seconds(functions: Sequence[Multiply], rows: Tensor) -> float:
-    """The best of some turns through all of them."""
-    best = float("inf")
-    for _ in range(3):
-        started = time.perf_counter()
-        for function in functions:
-            function(rows)
-        best = min(best, time.perf_counter() - started)
-    return best
+def seconds(functions: Sequence[Multiply], rows: Tensor) -> float:
+    """One turn through all of them."""
+    started = time.perf_counter()
+    for function in functions:
+        function(rows)
+    return time.perf_counter() - started
 
 
-def _seconds(weights: Sequence[BlockedWeight], rows: Tensor, num_threads: int) -> float:
+def _best_seconds(weights: Sequence[BlockedWeight], rows: Tensor, num_threads: int) -> float:
     for weight in weights:
         weight.num_threads = num_threads
-    return best_seconds([weight.multiply for weight in weights], rows)
+    return min(seconds([weight.multiply for weight in weights], rows) for _ in range(NUM_TURNS))
 
 
 def _by_shape(weights: Sequence[BlockedWeight]) -> list[list[BlockedWeight]]:
