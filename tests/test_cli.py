@@ -328,6 +328,10 @@ def test_block_size_the_triton_kernels_cannot_have(kvscope: Kvscope) -> None:
     assert_refused(done, "power of two", "3")
 
 
+def test_cuda_graphs_on_a_cpu(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("serve", "--device", "cpu", "--cuda-graphs"), "--cuda-graphs needs a CUDA device")
+
+
 def test_prompt_that_is_too_long(kvscope: Kvscope) -> None:
     assert_refused(kvscope("run", "--prompt", "thou " * 2000), "512")
 

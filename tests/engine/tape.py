@@ -46,7 +46,8 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self._is_launching:
-            if function.overloadpacket.__name__ in HOST_BOUND:
+            name = function.overloadpacket.__name__
+            if name in HOST_BOUND or (name.startswith("index") and any(map(is_mask, tree_leaves(args[1:])))):
                 raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
             result = function(*args, **kwargs)
             self.calls.append((function, args, kwargs, result))
@@ -67,6 +68,11 @@ class Tape(TorchDispatchMode):
             for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
+
+
+def is_mask(value: Any) -> bool:
+    """Indexing with one gives a shape that depends on its content."""
+    return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
 class TapedKernel:

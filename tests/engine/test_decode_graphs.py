@@ -131,9 +131,10 @@ def test_the_kernels_that_a_gpu_would_launch(
         step_both_ways(runner, decode_of(runner, lengths_of(count), seed=count))
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "mixtral"])
 def test_transformers_own_code_can_be_captured(name: str) -> None:
-    config_class, values = RUNS[name]
+    experts = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config_class, values = {**RUNS, "mixtral": ("MixtralConfig", experts)}[name]
     runner = runner_of(getattr(transformers, config_class)(**values), tape.DeviceOnly())
     runner.capture_decodes(tape.capture, max_num_seqs=2, max_model_len=MAX_MODEL_LEN)
     step_both_ways(runner, decode_of(runner, [9, 23], seed=1))

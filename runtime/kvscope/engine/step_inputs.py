@@ -33,7 +33,8 @@ def pack_inputs(extents: Sequence[Extent], block_size: int) -> StepInputs:
     longest = max(map(len, tables))
     block_tables = np.array([table + [0] * (longest - len(table)) for table in tables])
     lengths = stops - starts
-    ends = np.cumsum(lengths)
+    query_start = np.zeros(len(extents) + 1, np.int64)
+    ends = np.cumsum(lengths, out=query_start[1:])
     sequences = np.repeat(np.arange(len(extents)), lengths)
     positions = np.arange(ends[-1]) - (ends - stops)[sequences]
     block_ids = block_tables[sequences, positions // block_size]
@@ -41,7 +42,7 @@ def pack_inputs(extents: Sequence[Extent], block_size: int) -> StepInputs:
         token_ids=[token for extent in extents for token in extent.sequence.tokens(extent.start, extent.stop)],
         positions=positions,
         slot_mapping=block_ids * block_size + positions % block_size,
-        query_start=np.concatenate(([0], ends)),
+        query_start=query_start,
         context_lengths=stops,
         block_tables=block_tables,
         max_query_length=int(lengths.max()),
