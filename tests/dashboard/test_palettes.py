@@ -11,7 +11,6 @@ from kvscope.dashboard import theme
 from kvscope.dashboard.colouring import SCALES, ColourBy
 from kvscope.dashboard.halves import PAIRS
 from kvscope.dashboard.palettes import ANSI, DARK, LIGHT, Recolour, css_variables
-from kvscope.dashboard.strips import make_strip
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 DEFICIENCIES = {
@@ -123,14 +122,10 @@ def test_every_style_of_the_drawing_is_known_to_every_palette():
         assert {colour.name for colour in (style.color, style.bgcolor) if colour is not None} <= known
 
 
-def test_recolouring_keeps_the_text_and_the_attributes():
-    strip = make_strip([("P0", theme.FRESH), (" 2", theme.SHARED), ("x", theme.PLAIN)], 10)
-    light = Recolour(css_variables(LIGHT)).strip(strip)
-    assert light.text == strip.text
-    fresh, shared = [segment.style for segment in light][:2]
+def test_recolouring_keeps_the_attributes():
+    fresh, shared = map(Recolour(css_variables(LIGHT)).style, (theme.FRESH, theme.SHARED))
     assert (fresh.color.name, fresh.bold, fresh.underline) == (LIGHT["strong"], True, True)
     assert (shared.color.name, shared.bgcolor.name) == (LIGHT["background"], LIGHT["strong"])
-    assert Recolour().strip(strip) is strip
 
 
 def test_without_colours_grounds_become_reversed_and_only_they():

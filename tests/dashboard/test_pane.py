@@ -7,7 +7,8 @@ from test_app import live, running, until
 from textual.app import App
 from textual.strip import Strip
 
-from kvscope.dashboard.direct import DirectWidget, Ink
+from kvscope.dashboard.direct import DirectWidget
+from kvscope.dashboard.ground import Ink
 from kvscope.dashboard.long_panes import FollowingPane
 from kvscope.dashboard.palettes import ANSI_THEME, LIGHT_THEME
 from kvscope.dashboard.strips import make_strip

@@ -18,10 +18,8 @@ from kvscope.dashboard.keys import app_bindings
 from kvscope.dashboard.pane import StripWidget
 from kvscope.dashboard.prompt import PromptBar
 from kvscope.dashboard.pump import FramePump, FrameReady
-from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.screen_size import Arrangement, arrange, draw_too_small, is_medium, is_tall
 from kvscope.dashboard.themed import Look
-from kvscope.dashboard.timeline_bar import TimelineBar
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
 from kvscope.transport.source import Source
@@ -145,7 +143,7 @@ class DashboardApp(ChoosingApp):
         self._pump.want_ledger(self.screen_stack[0].has_class("-insight"))
         self._pump.want_traces(chosen.colour_by.needs_traces)
         self.draw_top()
-        chosen.key = deck.query_one(RequestsPane).followed(frame) or chosen.key
+        chosen.key = deck.requests.followed(frame) or chosen.key
         deck.show_cells(frame, chosen)
         deck.show_words(frame, chosen)
         self.tell_refused()
@@ -158,12 +156,9 @@ class DashboardApp(ChoosingApp):
         self.end_broken_recording()
         recording = self._recording.name if self._recording is not None else ""
         age_s = max(time.monotonic() - frame.status_since, 0.0)
-        strips = {
-            "#header": [draw_header(frame, self._source_title, glyphs, width, age_s, recording=recording, keys=keys)],
-            "#gauge": draw_gauge(frame, glyphs, width),
-            "#banner": draw_banner(frame, glyphs, width, age_s, keys=keys),
-        }
-        for selector, lines in strips.items():
-            deck.query_one(selector, StripWidget).show(lines)
+        title = self._source_title
+        deck.header.show([draw_header(frame, title, glyphs, width, age_s, recording=recording, keys=keys)])
+        deck.gauge.show(draw_gauge(frame, glyphs, width))
+        deck.banner.show(draw_banner(frame, glyphs, width, age_s, keys=keys))
         bar_height = is_medium(height) + is_tall(height)  # with none it shares a line with the player's numbers
-        deck.query_one(TimelineBar).draw(self._player, frame.seq, width, bar_height, self.note_here())
+        deck.timeline.draw(self._player, frame.seq, width, bar_height, self.note_here())

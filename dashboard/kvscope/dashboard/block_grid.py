@@ -144,11 +144,11 @@ class BlockGrid(StripPane):
 
     def _find_sgr(self, opening: Opening, styles: Mapping[int, Style]) -> _Sgr:
         """All of them are found again only under other colours."""
-        colours = (self._ground, self.ink.filters, self.ink.background, opening.canvas, id(styles))
-        if colours != self._sgr_for:
-            found = {look: self.sgr(opening, style) for look, style in styles.items()}
-            self._sgr_found = _Sgr(found, self.sgr(opening, theme.FAINT), self.sgr(opening, None))
-            self._sgr_for = colours
+        sgrs = self._ground.sgrs(opening.canvas)
+        if (sgrs, id(styles)) != self._sgr_for:
+            found = {look: sgrs.of(style) for look, style in styles.items()}
+            self._sgr_found = _Sgr(found, sgrs.of(theme.FAINT), sgrs.of(None))
+            self._sgr_for = sgrs, id(styles)
         return self._sgr_found
 
     def _line(self, y: int, width: int, height: int) -> Strip:

@@ -8,7 +8,7 @@ A cell is one grapheme and its SGR parameters. A grapheme two cells wide has "" 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -34,16 +34,34 @@ class Row(NamedTuple):
     styles: list[str]
 
 
+class Sgrs:
+    """SGR parameters of styles, remembered by a style's id: to hash one takes longer."""
+
+    def __init__(self, find: Callable[[Style | None], str]) -> None:
+        self._find = find
+        self._known: dict[int, tuple[Style | None, str]] = {}  # as long as a style is kept its id is no other's
+
+    def of(self, style: Style | None) -> str:
+        known = self._known.get(id(style))
+        return known[1] if known is not None else self._remember(style)
+
+    def _remember(self, style: Style | None) -> str:
+        if len(self._known) >= MAX_STYLES:
+            self._known.clear()
+        sgr = self._find(style)
+        self._known[id(style)] = style, sgr
+        return sgr
+
+
 class Canvas:
     """What the screen should show, and what the terminal has been sent."""
 
     def __init__(self, colors: ColorSystem) -> None:
-        self._colors = colors
+        self.sgrs = Sgrs(lambda style: Strip.render_ansi(style, colors) if style else "")  # in this terminal's colours
         self.width = self.height = 0
         self._wanted: list[Row] = []
         self._sent: list[Row | None] = []  # None: anything may stand there
         self._dirty: dict[int, tuple[int, int]] = {}  # by line: the columns that were laid, from and up to
-        self._sgr: dict[int, tuple[Style | None, str]] = {}  # by the style's id: to hash a style takes longer
         self._narrow = set(map(chr, range(32, 127)))  # characters known to take one cell
 
     def resize(self, width: int, height: int) -> bool:
@@ -60,9 +78,9 @@ class Canvas:
         self._sent = [None] * self.height
         self._dirty = dict.fromkeys(range(self.height), (0, self.width))
 
-    def paint(self, x: int, y: int, strip: Strip) -> None:
-        """Lay a strip into the picture; what would lie outside of it is cut off."""
-        self.lay(x, y, *self._lay_out(strip))
+    def paint(self, x: int, y: int, strip: Strip, sgrs: Sgrs | None = None) -> None:
+        """Lay a strip into the picture; what would lie outside of it is cut off. `sgrs` may know styles by others."""
+        self.lay(x, y, *self._lay_out(strip, sgrs or self.sgrs))
 
     def lay(self, x: int, y: int, cells: Sequence[str], cell_styles: Sequence[str]) -> None:
         """The same with cells: a grapheme and the SGR parameters for each."""
@@ -81,31 +99,18 @@ class Canvas:
         first, last = self._dirty.get(y, (x, stop))
         self._dirty[y] = min(first, max(x - 1, 0)), max(last, min(stop + 1, self.width))
 
-    def sgr(self, style: Style | None) -> str:
-        """The parameters of a style in this terminal's colours."""
-        return (self._sgr.get(id(style)) or self._remember(style))[1]
-
-    def _lay_out(self, strip: Strip) -> tuple[Sequence[str], list[str]]:
+    def _lay_out(self, strip: Strip, sgrs: Sgrs) -> tuple[Sequence[str], list[str]]:
         """The cells of a strip, and the style of each."""
         texts: list[str] = []
         styles: list[str] = []
-        known = self._sgr
         for text, style, control in strip:
             if not control:
-                sgr = known.get(id(style)) or self._remember(style)
                 texts.append(text)
-                styles += [sgr[1]] * len(text)
+                styles += [sgrs.of(style)] * len(text)
         joined = "".join(texts)
         if not self._narrow.issuperset(joined):
             self._narrow.update(char for char in {*joined} - self._narrow if cell_len(char) == 1)
         return (joined, styles) if self._narrow.issuperset(joined) else _split(texts, styles)
-
-    def _remember(self, style: Style | None) -> tuple[Style | None, str]:
-        """The SGR parameters of a style, and the style: as long as it is kept its id is no other's."""
-        if len(self._sgr) >= MAX_STYLES:
-            self._sgr.clear()
-        found = self._sgr[id(style)] = (style, Strip.render_ansi(style, self._colors) if style else "")
-        return found
 
     def differs(self) -> bool:
         """Whether the terminal shows something else than it should."""

@@ -27,25 +27,25 @@ class Deck(Vertical):
 
     def __init__(self, glyphs: Glyphs, prompt: PromptBar, keys: KeyNames, *, hint: str) -> None:
         super().__init__(id="deck")
-        self._glyphs, self._prompt, self._keys, self._hint = glyphs, prompt, keys, hint
+        self.header, self.gauge, self.banner = (StripWidget(id=name) for name in ("header", "gauge", "banner"))
+        self.timeline = TimelineBar(glyphs, id="playback")
+        self.pools, self.block = Pools(glyphs, id="pools"), BlockPane(glyphs, id="block")
+        self.requests = RequestsPane(glyphs, id="requests", hint=hint)
+        self.table, self.text = TablePane(glyphs, id="table"), TextPane(glyphs, id="text")
+        self.events, self.insight = EventsPane(glyphs, id="events"), InsightPane(glyphs, id="insight")
+        self._prompt, self._keys = prompt, keys
         self._front = "requests"  # the pane below the grid in the compact arrangement
+        panes = (self.pools.device, self.pools.host, self.block, self.requests, self.table, self.text, self.events)
+        self._panes: dict[str | None, StripPane] = {pane.id: pane for pane in (*panes, self.insight)}
 
     def compose(self) -> ComposeResult:
-        glyphs = self._glyphs
-        yield from (StripWidget(id=name) for name in ("header", "gauge"))
-        yield TimelineBar(glyphs, id="playback")
-        yield StripWidget(id="banner")
+        yield from (self.header, self.gauge, self.timeline, self.banner)
         with Horizontal(id="main"):
             with Vertical(id="left"):
-                yield Pools(glyphs, id="pools")
-                yield BlockPane(glyphs, id="block")
+                yield from (self.pools, self.block)
             with Vertical(id="right"):
-                yield RequestsPane(glyphs, id="requests", hint=self._hint)
-                yield TablePane(glyphs, id="table")
-                yield TextPane(glyphs, id="text")
-        yield EventsPane(glyphs, id="events")
-        yield InsightPane(glyphs, id="insight")
-        yield self._prompt
+                yield from (self.requests, self.table, self.text)
+        yield from (self.events, self.insight, self._prompt)
         yield KeyFooter()
 
     def bring_to_front(self, name: str) -> None:
@@ -56,38 +56,35 @@ class Deck(Vertical):
     def show_front(self) -> None:
         for name in PANES:
             if name not in (*POOLS, "insight"):
-                self.query_one(f"#{name}").set_class(name == self._front, "-front")
+                self._panes[name].set_class(name == self._front, "-front")
 
     def show_cells(self, frame: Frame, chosen: Selection) -> None:
         """The part of the picture that is seen at a glance."""
-        self.query_one(Pools).show(frame, chosen.key, chosen.cursor, chosen.host_cursor, chosen.colour_by)
-        self.query_one(InsightPane).observe(frame)
+        self.pools.show(frame, chosen.key, chosen.cursor, chosen.host_cursor, chosen.colour_by)
+        self.insight.observe(frame)
 
     def show_words(self, frame: Frame, chosen: Selection) -> None:
         """The part that is read."""
-        self.query_one(BlockPane).show(frame, *chosen.block_on_show(frame))
-        self.query_one(RequestsPane).show(frame, chosen.key, chosen.holders_of_cursor(frame))
+        self.block.show(frame, *chosen.block_on_show(frame))
+        self.requests.show(frame, chosen.key, chosen.holders_of_cursor(frame))
         shown = shown_sequence(frame, chosen.key)
         whole = shown is not None and chosen.key == shown[0].request_id and len(shown[0].sequences) > 1
-        self.query_one(TablePane).show(frame, shown, whole=whole)
-        self.query_one(TextPane).show(shown)
-        self.query_one(EventsPane).show(frame.log)
-        self.query_one(InsightPane).redraw()
+        self.table.show(frame, shown, whole=whole)
+        self.text.show(shown)
+        self.events.show(frame.log)
+        self.insight.redraw()
         if frame.info is not None:
             self._prompt.max_model_len = frame.info.max_model_len
         titles = {**PANES, **self._titles_of_lists(), **_titles_of_sequence(shown, whole=whole)}
         self._entitle(titles | self._titles_of_blocks(frame, chosen))
 
     def _titles_of_lists(self) -> dict[str, str]:
-        return {
-            name: f"{PANES[name]}  {self.query_one(f'#{name}', StripPane).note}".rstrip()
-            for name in ("requests", "events")
-        }
+        return {name: f"{PANES[name]}  {self._panes[name].note}".rstrip() for name in ("requests", "events")}
 
     def _titles_of_blocks(self, frame: Frame, chosen: Selection) -> dict[str, str]:
         titles = {
             "grid": f"{PANES['grid']}  by {chosen.colour_by.value}",
-            "host": host_title(frame.host, self.query_one("#host").size.width),
+            "host": host_title(frame.host, self.pools.host.size.width),
         }
         block_id, pool = chosen.block_on_show(frame)
         if block_id is not None:
@@ -102,7 +99,7 @@ class Deck(Vertical):
         one_at_a_time = screen.has_class(Arrangement.COMPACT.value) and not screen.has_class("-tall")
         others = [f"{key_of(name)} {PANES[name]}" for name in PANES if name not in (*POOLS, self._front)]
         for name, title in titles.items():
-            pane = self.query_one(f"#{name}", StripPane)
+            pane = self._panes[name]
             pane.set_title(f"{key_of(name)} {title}")
             if name not in POOLS:
                 pane.set_subtitle("  ".join(others) if one_at_a_time and name == self._front else "")

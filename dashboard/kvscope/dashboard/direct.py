@@ -5,34 +5,28 @@ A widget with nothing lying over it does not need that: its lines are the pictur
 """
 
 from collections.abc import Collection
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from rich.style import Style
-from textual.color import Color
 from textual.content import Content
-from textual.filter import LineFilter
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvscope.dashboard.ground import Ground, Ink, recolour_of
+from kvscope.dashboard.palettes import Recolour
 from kvscope.dashboard.sparing import Opening, SparingApp
 
 
-class Ink(NamedTuple):
-    """What lies under every line of a widget, and what each goes through on its way to the terminal.
-
-    To look it up is a walk through all that the widget lies in, and as dear as a line.
-    """
-
-    base: Style
-    filters: tuple[LineFilter, ...]
-    background: Color
-
-
 class DirectWidget(Widget):
-    """A widget that draws line by line."""
+    """A widget that draws line by line: subclasses say what is in a row."""
 
     _ink: Ink | None = None
+    _ground = Ground(Recolour(), Ink(Style()))
+
+    def strip_at(self, row: int) -> Strip:
+        """Of the content, counted from the first row in view; overridden by each widget."""
+        raise NotImplementedError
 
     @property
     def ink(self) -> Ink:
@@ -84,13 +78,16 @@ class DirectWidget(Widget):
 
     def before_lines(self) -> None:
         """What is costly to look up is looked up once for all lines."""
+        self._ground = self._ground.on(recolour_of(self), self.ink)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        self.before_lines()
+        return super().render_lines(crop)
+
+    def render_line(self, y: int) -> Strip:
+        return self._ground.lay(self.strip_at(y), self.scroll_offset.x, self.size.width)
 
     def lay_row(self, opening: Opening, row: int) -> None:
         """Lay a row into the picture."""
-        opening.paint(row, self.filtered(self.render_line(row)))
-
-    def filtered(self, strip: Strip) -> Strip:
-        """As the terminal gets it, without colours where those are not wanted."""
-        for line_filter in self.ink.filters:
-            strip = strip.apply_filter(line_filter, self.ink.background)
-        return strip
+        strip, start = self.strip_at(row), self.scroll_offset.x
+        opening.paint(row, strip.crop(start) if start else strip, self._ground.sgrs(opening.canvas))

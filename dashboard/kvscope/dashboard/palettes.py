@@ -14,7 +14,6 @@ from functools import lru_cache
 from rich.color import Color
 from rich.style import Style
 from textual.color import Color as Blend
-from textual.strip import Strip
 from textual.theme import Theme
 
 Palette = Mapping[str, str]
@@ -212,13 +211,6 @@ class Recolour:
         self._no_color = no_color
         self.identity = not no_color and all(here == there for here, there in self._colours.items())
         self.style = lru_cache(maxsize=1024)(self._style)
-
-    def strip(self, strip: Strip) -> Strip:
-        """The same text in this palette."""
-        if self.identity:
-            return strip
-        segments = [segment._replace(style=self.style(segment.style or _NO_STYLE)) for segment in strip]
-        return Strip(segments, strip.cell_length)
 
     def _style(self, style: Style) -> Style:
         colour, ground = _name(style.color), _name(style.bgcolor)

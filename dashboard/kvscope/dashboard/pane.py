@@ -3,20 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from rich.segment import Segment
-from rich.style import Style
 from textual.binding import Binding
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
 from kvscope.dashboard.direct import DirectWidget
 from kvscope.dashboard.filters import Query
-from kvscope.dashboard.ground import Ground, recolour_of
 from kvscope.dashboard.keys import DEFAULT_NAMES, KeyNames
-from kvscope.dashboard.palettes import Recolour
-from kvscope.dashboard.sparing import Opening
 from kvscope.dashboard.themed import ThemedApp
 
 MAX_COPIED_LINES = 2000
@@ -52,9 +47,8 @@ class StripWidget(DirectWidget):
         self.display = bool(self._strips)
         self.refresh()
 
-    def render_line(self, y: int) -> Strip:
-        strip = self._strips[y] if y < len(self._strips) else Strip([])
-        return recolour_of(self).strip(strip.adjust_cell_length(self.room.width)).apply_style(self.ink.base)
+    def strip_at(self, row: int) -> Strip:
+        return self._strips[row] if row < len(self._strips) else Strip([])
 
     def text(self) -> str:
         """What is on it, for tests and screen readers."""
@@ -75,7 +69,6 @@ class StripPane(ScrollView, DirectWidget):
     def __init__(self, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._strips: list[Strip] = []
-        self._ground, self._width = Ground(Recolour(), Style()), 0
         self._title = self._subtitle = ""
 
     @property
@@ -158,26 +151,13 @@ class StripPane(ScrollView, DirectWidget):
     def line_at(self, y: int) -> Strip:
         return self._strips[y] if y < len(self._strips) else Strip([])
 
-    def render_lines(self, crop: Region) -> list[Strip]:
-        self.before_lines()
-        return super().render_lines(crop)
-
-    def before_lines(self) -> None:
-        self._ground, self._width = self._ground.on(recolour_of(self), self.ink.base), self.size.width
-
-    def sgr(self, opening: Opening, style: Style | None) -> str:
-        """What the terminal gets for a style on this pane's ground."""
-        strip = self.filtered(self._ground.lay(Strip([Segment(" ", style)], 1), 0, 1))
-        return opening.canvas.sgr(next(iter(strip)).style)
-
     def repaint_lines(self, lines: Iterable[int]) -> None:
         """Lines of the content have changed; those that are out of view do not matter."""
         top, height = self.scroll_offset.y, self.content_height
         self.repaint([y - top for y in lines if top <= y < top + height])
 
-    def render_line(self, y: int) -> Strip:
-        scroll_x, scroll_y = self.scroll_offset
-        return self._ground.lay(self.line_at(y + scroll_y), scroll_x, self._width)
+    def strip_at(self, row: int) -> Strip:
+        return self.line_at(row + self.scroll_offset.y)
 
     def copied_text(self) -> str:
         """What the copy key puts on the clipboard."""

@@ -17,7 +17,7 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Region
 from textual.strip import Strip
 
-from kvscope.dashboard.canvas import Canvas, colors_of
+from kvscope.dashboard.canvas import Canvas, Sgrs, colors_of
 from kvscope.dashboard.terminal_driver import TerminalDriver
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ class Opening(NamedTuple):
     canvas: Canvas
     region: Region
 
-    def paint(self, row: int, strip: Strip) -> None:
+    def paint(self, row: int, strip: Strip, sgrs: Sgrs | None = None) -> None:
         if row < self.region.height:
-            self.canvas.paint(self.region.x, self.region.y + row, strip.crop(0, self.region.width))
+            whole = strip if strip.cell_length == self.region.width else strip.adjust_cell_length(self.region.width)
+            self.canvas.paint(self.region.x, self.region.y + row, whole, sgrs)
 
     def lay(self, row: int, cells: Sequence[str], styles: Sequence[str]) -> None:
         """The same with cells, as many as there is room for."""
@@ -129,20 +130,20 @@ class SparingApp(App[None]):
 
         None where Textual must put the picture together: something lies over it, or soon it will be elsewhere.
         """
-        screen = self.screen
-        size = (self._canvas.width, self._canvas.height)
-        if len(self.screen_stack) > 1 or screen._layout_required or size != screen.size or self._batch_count:
+        stack, canvas = self.screen_stack, self._canvas
+        if len(stack) != 1 or self._batch_count or not isinstance(self._driver, TerminalDriver):
             return None
-        if not isinstance(self._driver, TerminalDriver):
+        if stack[0]._layout_required or (canvas.width, canvas.height) != self.size:
             return None
-        arranged = screen._compositor.visible_widgets
+        arranged = stack[0]._compositor.visible_widgets
         if arranged is not self._arranged:
             self._arranged, self._openings = arranged, {}
-        if (widget, border_row) not in self._openings:
+        place = widget, border_row
+        if place not in self._openings:
             region = widget.scrollable_content_region if border_row is None else _row_of(widget, border_row)
             is_open = widget in arranged and _is_open(widget, region, arranged)
-            self._openings[widget, border_row] = Opening(self._canvas, region) if is_open else None
-        return self._openings[widget, border_row]
+            self._openings[place] = Opening(canvas, region) if is_open else None
+        return self._openings[place]
 
     def send_soon(self) -> None:
         """The picture has changed; more may be on the way."""
