@@ -55,6 +55,7 @@ class MemoryWorld:
         self._read(sequence)
         self.tables.release_out_of_window(sequence)
         if sequence.block_table:
+            self._check_released(sequence)
             self.live[place] = sequence
             return True
         return self._write(place, sequence, len(tokens))
@@ -150,13 +151,12 @@ class MemoryWorld:
             assert stored == hash(tuple(tokens[: position + 1])), f"{sequence.sequence_id} reads foreign KV"
 
     def _check_released(self, sequence: Sequence) -> None:
-        """No more is held than the window and the two blocks that it begins and ends in."""
-        window, num_held = self.tables.window, len(sequence.block_table)
-        if window is None:
-            assert sequence.num_released == 0
-            return
-        assert num_held <= self.pool.blocks_for(max(window, 2)) + 1
-        assert num_held >= 1, "who has KV holds a block"
+        """Everything before the first position that the next token reads; who has KV holds a block."""
+        window, first_read = self.tables.window, 0
+        if window is not None:
+            first_read = max(sequence.num_computed - max(window, 2) + 1, 0)
+        assert sequence.num_released == first_read // self.pool.block_size
+        assert sequence.block_table
 
 
 def random_operation(world: MemoryWorld, rng: random.Random) -> bool:
