@@ -1,6 +1,7 @@
 """Frames: values copied out of a view, and the totals computed from them."""
 
 import copy
+import gc
 import subprocess
 import sys
 import threading
@@ -65,6 +66,17 @@ def test_totals_agree_with_a_plain_count_at_every_step():
         assert pool.num_shared == sum(refs > 1 for refs in state.ref_counts)
         assert pool.num_written_slots == sum(state.written_slots[block_id] for block_id in held)
     assert source.view.findings == []
+
+
+def test_the_cycle_collector_has_nothing_to_look_at_in_the_tables_of_a_frame():
+    """Of a tuple it looks at every number, and a pool of a million blocks has as many in its tables."""
+    engine, batches = crowded_engine()
+    source = ListSource(batches + engine.run(5))
+    source.start()
+    requests = build_frame(source.view, FrameBuilder()).requests
+    tables = [sequence.table for request in requests for sequence in request.sequences if sequence.table]
+    assert tables
+    assert not any(isinstance(seen, int) for table in tables for seen in gc.get_referents(table))
 
 
 def test_cached_blocks_are_neither_held_nor_waste():
