@@ -151,6 +151,20 @@ def test_a_model_that_asks_the_device_is_refused(monkeypatch: pytest.MonkeyPatch
         build._capture_decodes(runner, fake_info(model="lab"))
 
 
+@pytest.mark.parametrize("num_positions", [1, 3, 200])
+def test_a_replay_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch, num_positions: int) -> None:
+    """A capture that goes wrong on somebody's device, without an error."""
+    runner = runner_of(transformers.LlamaConfig(**ONE_HEAD), tape.DeviceOnly())
+    info = fake_info(max_num_seqs=2, max_model_len=num_positions, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
+    monkeypatch.setattr(build, "CudaCapture", lambda: tape.capture)
+    build._capture_decodes(runner, info)
+    assert runner.graphs is not None
+    assert runner.num_graph_steps == 0, "the check is no step of the engine's"
+    monkeypatch.setattr(build, "CudaCapture", lambda: lambda f: Captured(lambda: None, f()))
+    with pytest.raises(ConfigError, match=r"^--cuda-graphs: the logits of a replayed step differ by .* \(allowed .*\)"):
+        build._capture_decodes(runner, info)
+
+
 @pytest.mark.parametrize(
     ("lengths", "is_decode"),
     [([5, 9], True), ([5, 9, 2], False), ([MAX_MODEL_LEN], True), ([MAX_MODEL_LEN + 1], False)],

@@ -13,6 +13,7 @@ from kvscope.engine.decode_graphs import CudaCapture
 from kvscope.engine.engine import Engine
 from kvscope.engine.host_memory import free_host_bytes
 from kvscope.engine.kv_scales import FP8, KvScales, choose_scales
+from kvscope.engine.model_checks import verify_replays
 from kvscope.engine.model_loader import LoadedModel, choose_device, load_model
 from kvscope.engine.model_runner import ModelRunner, bytes_per_slot
 from kvscope.engine.sampler import choose_tokens, rank_tokens
@@ -52,7 +53,7 @@ def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[in
     """A ready engine; its first event has gone to the sink.
 
     Raises:
-        ConfigError: --cuda-graphs, and the model cannot be captured.
+        ConfigError: --cuda-graphs, and the model cannot be captured, or a replay gives something else.
     """
     model, info = prepared.model, prepared.info
     runner = ModelRunner(
@@ -121,7 +122,8 @@ def check_cuda_graphs(config: EngineConfig, backend: AttentionBackend) -> None:
 
 def _capture_decodes(runner: ModelRunner, info: EngineInfo) -> None:
     try:
-        runner.capture_decodes(CudaCapture(), max_num_seqs=info.max_num_seqs, max_model_len=info.max_model_len)
+        graphs = runner.capture_decodes(CudaCapture(), max_num_seqs=info.max_num_seqs, max_model_len=info.max_model_len)
+        verify_replays(runner, graphs, min(info.max_model_len, info.num_blocks * info.block_size))
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"--cuda-graphs: {info.model} cannot be captured ({reason}); leave it out") from None

@@ -8,6 +8,7 @@ from kvscope.engine import attention
 from kvscope.engine.attention import LayerGeometry, Probe
 from kvscope.engine.block_tables import Extent
 from kvscope.engine.config import ConfigError
+from kvscope.engine.decode_graphs import DecodeGraphs
 from kvscope.engine.kv_scales import KvPeaks, measure_peaks
 from kvscope.engine.model_runner import ModelRunner
 from kvscope.engine.request import Sequence
@@ -83,14 +84,38 @@ def verify_paged(
     sequence.block_table = [5, 0, 3, 7, 1, 6]
     for start, stop in ((0, 6), (6, 22), (22, 23)):
         logits = runner.run([Extent(sequence, start, stop)], [])
-    difference = (logits["probe.0"] - expected).abs().max().item()
-    limit = _TOLERANCE[model.dtype] * max(1.0, expected.abs().max().item() / 10)
-    if not difference <= limit:
+    if too_far := _too_far(logits["probe.0"], expected, _TOLERANCE[model.dtype]):
         raise ConfigError(
-            f"{_architecture(model)} cannot run on paged KV: its logits would differ by {difference:.3g} from its own "
-            f"attention's (allowed {limit:.3g})"
+            f"{_architecture(model)} cannot run on paged KV: its logits would differ {too_far} from its own attention's"
         )
     return {layer: measure_peaks(*cache) for layer, cache in runner.caches.items()}
+
+
+def verify_replays(runner: ModelRunner, graphs: DecodeGraphs, num_positions: int) -> None:
+    """A decode that is replayed must give the logits of the same decode launched kernel by kernel.
+
+    Of the text of `own_logits`, as far as `num_positions` go. Leaves what nobody reads in the first blocks of the pool.
+
+    Raises:
+        ConfigError: it does not, so --cuda-graphs would be silently wrong.
+    """
+    tokens = _probe_tokens(runner.model)[:num_positions]
+    sequence, last = Sequence("probe.0", 0, tokens), len(tokens) - 1
+    sequence.block_table = list(range(last // runner.block_size + 1))
+    if last:
+        runner.run([Extent(sequence, 0, last)], [])
+    replayed = runner.run([Extent(sequence, last, last + 1)], [])
+    runner.graphs = None
+    expected = runner.run([Extent(sequence, last, last + 1)], [])
+    runner.graphs, graphs.num_replays = graphs, 0
+    if too_far := _too_far(replayed["probe.0"], expected["probe.0"], _TOLERANCE[runner.model.dtype]):
+        raise ConfigError(f"--cuda-graphs: the logits of a replayed step differ {too_far} from its own; leave it out")
+
+
+def _too_far(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str | None:
+    """By how much, and what is allowed; None where that is not more."""
+    difference, limit = (found - expected).abs().max().item(), tolerance * max(1.0, expected.abs().max().item() / 10)
+    return None if difference <= limit else f"by {difference:.3g} (allowed {limit:.3g})"
 
 
 def _probe_tokens(model: Any) -> list[int]:

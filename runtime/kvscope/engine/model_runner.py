@@ -57,7 +57,7 @@ class ModelRunner:
         return self.graphs.num_replays if self.graphs is not None else 0
 
     @torch.inference_mode()
-    def capture_decodes(self, capture: Capture, *, max_num_seqs: int, max_model_len: int) -> None:
+    def capture_decodes(self, capture: Capture, *, max_num_seqs: int, max_model_len: int) -> DecodeGraphs:
         """From now on replay decodes of up to so many sequences; the backend must take padding, as triton does.
 
         Raises:
@@ -71,6 +71,7 @@ class ModelRunner:
             block_size=self.block_size,
             device=self._device,
         )
+        return self.graphs
 
     @torch.inference_mode()
     def swap(self, to_host: Sequence[BlockCopy], from_host: Sequence[BlockCopy]) -> None:
