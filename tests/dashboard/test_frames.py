@@ -27,6 +27,7 @@ from kvscope.dashboard.owners import NOBODY, NUM_OWNER_COLOURS, SEVERAL, OwnerCo
 from kvscope.dashboard.pool_frame import PoolCopy, build_pool, count_blocks
 from kvscope.dashboard.pump import FramePump
 from kvscope.events import types as ev
+from kvscope.events.audit import Finding
 from kvscope.events.columns import Column
 from kvscope.events.fold import apply_event
 from kvscope.events.state import FullState
@@ -243,6 +244,31 @@ def test_remembered_colours_equal_those_computed_afresh(story):
         assert repr(frame.requests) == repr(build_frame(source.view, FrameBuilder()).requests)  # copied or remembered
     for frame in asked_later:
         assert frame.pool.owners[:].tolist() == plain_owners(frame)
+        holders = [frame.holders(block_id) for block_id in range(frame.pool.num_blocks)]
+        assert holders == plain_holders(frame)
+        assert list(map(frame.owner_of, holders)) == plain_owners(frame)
+
+
+def plain_holders(frame) -> list[list[tuple[str, int]]]:
+    sequences = [sequence for request in frame.requests for sequence in request.sequences]
+    return [
+        [
+            (sequence.sequence_id, list(sequence.table).index(block_id))
+            for sequence in sequences
+            if block_id in sequence.table
+        ]
+        for block_id in range(frame.pool.num_blocks)
+    ]
+
+
+def test_a_ref_count_that_is_known_to_be_wrong_hides_no_holder():
+    source = ListSource(candidates_batches(4))
+    source.start()
+    frame = build_frame(source.view, FrameBuilder())
+    (shared, *_) = np.flatnonzero(frame.pool.refs > 1)
+    frame = frame._replace(pool=frame.pool._replace(refs=np.zeros_like(frame.pool.refs)))
+    assert not frame.holders(shared)
+    assert len(frame._replace(findings=(Finding(1, "wrong", 1),)).holders(shared)) == 2
 
 
 def test_tokens_per_second_is_over_event_time():

@@ -86,17 +86,26 @@ class Frame(NamedTuple):
     def holders(self, block_id: int, pool: PoolFrame | None = None) -> list[tuple[str, int]]:
         """`(sequence_id, logical_block)` of every table entry that points at the block, of the device unless told.
 
-        Its colour says which tables to look at: a long one has thousands of entries.
+        The last to come are asked first, since they have just written, and while no invariant is known to be broken,
+        nobody once there are as many as the ref count says: a long table has thousands of entries.
         """
         pool = pool or self.pool
-        colour = pool.owners[block_id] if 0 <= block_id < pool.num_blocks else NOBODY
-        return [
-            (sequence.sequence_id, sequence.num_released + table.index(block_id))
-            for request in (self.requests if colour != NOBODY else ())
-            if colour in (request.owner, SEVERAL)
-            for sequence in request.sequences
-            if block_id in (table := sequence.table_in(pool.letter))
-        ]
+        found: list[tuple[str, int]] = []
+        for request in reversed(self.requests if 0 <= block_id < pool.num_blocks else ()):
+            if len(found) >= pool.refs[block_id] and not self.findings:
+                break
+            found += [
+                (sequence.sequence_id, sequence.num_released + table.index(block_id))
+                for sequence in reversed(request.sequences)
+                if block_id in (table := sequence.table_in(pool.letter))
+            ]
+        return found[::-1]
+
+    def owner_of(self, holders: Sequence[tuple[str, int]]) -> int:
+        """The colour of a block with these holders: see owners.py."""
+        owners = {name.rpartition(".")[0] for name, _ in holders}
+        request = self.request(owners.pop()) if len(owners) == 1 else None
+        return request.owner if request is not None else SEVERAL if owners else NOBODY
 
 
 class RateMeter:

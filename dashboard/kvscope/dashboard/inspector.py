@@ -1,5 +1,6 @@
 """One block in words: who holds it, and what is in each of its slots. Pure."""
 
+from rich.style import Style
 from textual.strip import Strip
 
 from kvscope.dashboard import theme
@@ -20,17 +21,17 @@ def draw_block(
     if not 0 <= block_id < pool.num_blocks:
         return [make_strip([(" the pool is not known yet", theme.SOFT)], width)]
     holders = frame.holders(block_id, pool)
-    inner = max(width - 2, 1)
-    body = wrap_parts(_summary(pool, block_id, holders), inner)
+    inner, colour = max(width - 2, 1), theme.owner_style(frame.owner_of(holders))
+    body = wrap_parts(_summary(pool, block_id, holders, colour), inner)
     if holders:
         sequence = frame.sequence(holders[0][0])
         if sequence is not None:
-            body += wrap_parts(_slot_words(pool, block_id, sequence, holders[0][1], glyphs), inner)
+            body += wrap_parts(_slot_words(pool, block_id, sequence, holders[0][1], glyphs, colour=colour), inner)
     margin = make_strip([(" ", theme.PLAIN)])
     return [Strip.join([margin, strip]).adjust_cell_length(width) for strip in body]
 
 
-def _summary(pool: PoolFrame, block_id: int, holders: list[tuple[str, int]]) -> list[Part]:
+def _summary(pool: PoolFrame, block_id: int, holders: list[tuple[str, int]], colour: Style) -> list[Part]:
     ref_count, num_written = pool.refs[block_id], pool.written[block_id]
     name: Part = (pool.name(block_id), theme.STRONG)
     if not ref_count:
@@ -43,15 +44,16 @@ def _summary(pool: PoolFrame, block_id: int, holders: list[tuple[str, int]]) -> 
         ("  ref count ", theme.SOFT),
         (f"{ref_count}", theme.SHARED if ref_count > 1 else theme.STRONG),
         ("  held by ", theme.SOFT),
-        (named + more, theme.owner_style(pool.owners[block_id])),
+        (named + more, colour),
         (f"  {num_written} of {pool.block_size} slots written", theme.SOFT),
     ]
 
 
-def _slot_words(pool: PoolFrame, block_id: int, sequence: SequenceFrame, logical: int, glyphs: Glyphs) -> list[Part]:
+def _slot_words(
+    pool: PoolFrame, block_id: int, sequence: SequenceFrame, logical: int, glyphs: Glyphs, *, colour: Style
+) -> list[Part]:
     """`0 ■ "the"` for each slot. The written part of a shared block is common to its holders: any of them will do."""
     first, num_written = logical * pool.block_size, pool.written[block_id]
-    colour = theme.owner_style(pool.owners[block_id])
     parts: list[Part] = []
     for slot in range(pool.block_size):
         if slot >= num_written:
