@@ -24,6 +24,7 @@ class LinearsAlone:
         modules = [module for module in model.modules() if isinstance(module, PackedLinear | LinearPart)]
         packed = [module._shared.fused if isinstance(module, LinearPart) else module for module in modules]
         self._head = model.get_output_embeddings()
+        self._head_size = self._head.weight.shape[1]  # here: of a packed layer it is a copy
         self._layers = [layer for layer in dict.fromkeys(packed) if layer is not self._head]
         self._dtype = model.dtype
 
@@ -41,7 +42,7 @@ class LinearsAlone:
         inputs = {size: torch.ones(1, num_tokens, size, dtype=self._dtype) for size in self._input_sizes()}
         for layer in self._layers:
             layer(inputs[layer._packed.shape[1]])
-        self._head(torch.ones(1, num_chosen, self._head.weight.shape[1], dtype=self._dtype))
+        self._head(torch.ones(1, num_chosen, self._head_size, dtype=self._dtype))
 
     def _input_sizes(self) -> set[int]:
         return {layer._packed.shape[1] for layer in self._layers}
