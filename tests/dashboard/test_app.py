@@ -314,6 +314,21 @@ async def test_a_large_pool_can_be_scrolled_block_by_block():
         assert grid.scroll_offset.y > 100
 
 
+async def test_events_that_came_out_of_sight_are_there_when_one_looks():
+    source = live(num_steps=3)
+    async with running(source, (80, 24)) as (app, pilot):
+        events = app.query_one("#events")
+        await until(pilot, lambda: app.shown_revision == source.view.revision, "the first steps")
+        assert not events.display
+        for _ in range(6):
+            source.feed(source.engine.step())
+            await until(pilot, lambda: app.shown_revision == source.view.revision, "a step out of sight")
+        await pilot.press("5")  # nothing new comes from here on
+        newest = f"{source.view.log[-1].seq:>5} "
+        await until(pilot, lambda: any(newest in strip.text for strip in strips_of(app)), "the newest event")
+        assert events.is_vertical_scroll_end
+
+
 async def test_events_follow_the_newest_until_one_scrolls_up():
     source = live(num_steps=10)
     async with running(source) as (app, pilot):

@@ -65,7 +65,8 @@ class Deck(Vertical):
 
     def show_words(self, frame: Frame, chosen: Selection) -> None:
         """The part that is read."""
-        self.block.show(frame, *chosen.block_on_show(frame))
+        block_id, pool = chosen.block_on_show(frame)
+        self.block.show(frame, block_id, pool)
         self.requests.show(frame, chosen.key, chosen.holders_of_cursor(frame))
         shown = shown_sequence(frame, chosen.key)
         whole = shown is not None and chosen.key == shown[0].request_id and len(shown[0].sequences) > 1
@@ -76,21 +77,15 @@ class Deck(Vertical):
         if frame.info is not None:
             self._prompt.max_model_len = frame.info.max_model_len
         titles = {**PANES, **self._titles_of_lists(), **_titles_of_sequence(shown, whole=whole)}
-        self._entitle(titles | self._titles_of_blocks(frame, chosen))
-
-    def _titles_of_lists(self) -> dict[str, str]:
-        return {name: f"{PANES[name]}  {self._panes[name].note}".rstrip() for name in ("requests", "events")}
-
-    def _titles_of_blocks(self, frame: Frame, chosen: Selection) -> dict[str, str]:
-        titles = {
-            "grid": f"{PANES['grid']}  by {chosen.colour_by.value}",
-            "host": host_title(frame.host, self.pools.host.size.width),
-        }
-        block_id, pool = chosen.block_on_show(frame)
+        titles["grid"] += f"  by {chosen.colour_by.value}"
+        titles["host"] = host_title(frame.host, self.pools.host.size.width)
         if block_id is not None:
             is_chosen = chosen.cursor is not None or pool is frame.host
             titles["block"] = f"Block {pool.name(block_id)}" + ("" if is_chosen else ", touched last")
-        return titles
+        self._entitle(titles)
+
+    def _titles_of_lists(self) -> dict[str, str]:
+        return {name: f"{PANES[name]}  {self._panes[name].note}".rstrip() for name in ("requests", "events")}
 
     def _entitle(self, titles: dict[str, str]) -> None:
         """Each with its key; where one pane is shown at a time, the others are named below it."""

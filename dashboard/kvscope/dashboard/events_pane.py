@@ -45,11 +45,11 @@ class EventsPane(FollowingPane):
         self._pointed: LogEntry | None = None
         self._last: LogEntry | None = None  # the newest entry, when the longest was looked for
         self._longest = 0
-        self._is_brief = False
+        self._is_brief = self._is_behind = False
         self._text, self._query = "", EVERYTHING
 
     def show(self, log: Sequence[LogEntry]) -> None:
-        if log is not self._whole:
+        if log is not self._whole or self._is_behind:
             self._whole = log
             self._sift()
 
@@ -68,6 +68,9 @@ class EventsPane(FollowingPane):
 
     def _sift(self) -> None:
         self._log = filter_log(self._whole, self._query)
+        self._is_behind = not self.display  # out of sight: the size follows when it is shown, for that is costly
+        if self._is_behind:
+            return
         self._longest = self._measure()
         size = Size(self._longest + HEAD_WIDTH, len(self._log))
         if size != self.virtual_size:
@@ -89,7 +92,7 @@ class EventsPane(FollowingPane):
         self.refresh()
 
     def on_resize(self) -> None:
-        self.follow()
+        self._sift()
 
     def before_lines(self) -> None:
         super().before_lines()

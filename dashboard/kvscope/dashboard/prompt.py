@@ -178,7 +178,8 @@ class PromptBar(Vertical):
         """Show one line about the prompt as it stands, or take it away."""
         self._noted = self.input.value
         line = self.query_one("#prompt-note", Static)
-        line.update(Content(f"   {make_printable(message)}" if message else ""))
+        if message is not None:  # else the screen would be laid out again for every key
+            line.update(Content(f"   {make_printable(message)}"))
         line.display = message is not None
 
     def on_text_area_changed(self, event: TextArea.Changed) -> None:

@@ -34,6 +34,8 @@ class Selection:
         return self.cursor if self.cursor is not None else latest_block(frame), frame.pool
 
     def holders_of_cursor(self, frame: Frame) -> frozenset[str]:
+        if self.cursor is None and self.host_cursor is None:
+            return frozenset()
         block_id, pool = self.block_on_show(frame)
         is_chosen = block_id in (self.cursor, self.host_cursor)
         holders = frame.holders(block_id, pool) if block_id is not None and is_chosen else []
