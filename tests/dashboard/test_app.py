@@ -601,6 +601,14 @@ async def test_help_opens_with_both_keys_and_closes():
             await until(pilot, lambda: not isinstance(app.screen, HelpScreen))
 
 
+async def test_no_dialogue_opens_above_the_help():
+    async with running(live(), (80, 24)) as (app, pilot):
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen), "the help")
+        await pilot.press("m", "slash", "escape")
+        await until(pilot, lambda: len(app.screen_stack) == 1, "nothing lies below it")
+
+
 def test_help_names_every_binding():
     from kvscope.dashboard.glyphs import UNICODE
 

@@ -291,6 +291,17 @@ def test_a_broken_invariant_is_the_first_thing_one_reads():
     assert "(+1 more)" in text
 
 
+def test_a_long_path_in_a_banner_goes_on_in_the_next_line():
+    warning = f"recording to /data/{'runs/' * 14}run.mcap has stopped: no space left on device"
+    frame = frame_of(article_batches())._replace(engine_warning=warning)
+    shown = lines(draw_banner(frame, UNICODE, 80, 1.0))
+    assert len(shown) == 3
+    assert "".join(line.strip() for line in shown).replace(" ", "").endswith(warning.replace(" ", ""))
+    strips = draw_banner(frame._replace(engine_warning=warning * 3), UNICODE, 80, 1.0)
+    assert [strip.cell_length for strip in strips] == [80] * 3
+    assert strips[-1].text.rstrip().endswith(UNICODE.ellipsis)
+
+
 def test_bytes_are_short():
     assert [format_bytes(n) for n in (512, 1536, 20 << 20)] == ["512 B", "1.5 KiB", "20 MiB"]
 

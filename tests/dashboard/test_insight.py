@@ -87,6 +87,16 @@ def test_columns_show_the_end_of_their_time_and_leave_open_what_nobody_saw():
     assert fold_samples(samples[:1], 3) == [(None, None, None)] * 3
 
 
+def test_a_rate_is_not_that_of_the_moment_in_which_tokens_come():
+    """Ten steps a second with three tokens each are 30 tokens/s, whichever looks a column has in it."""
+    samples = []
+    for step in range(40):
+        samples += [sample_at(step / 10, step, 3 * step), sample_at(step / 10 + 0.095, step, 3 * step + 3)]
+    for width in (10, 79, 160):
+        rates = [column.tokens_per_s for column in fold_samples(samples, width)[width // 4 :]]
+        assert all(22 < rate < 38 for rate in rates), rates
+
+
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=5), st.integers(1, 60))
 def test_cells_are_shared_out_true_to_scale(parts, cells):
     counts = share_out(parts, cells)

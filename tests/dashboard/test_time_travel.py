@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from dashboard_story import StorySource, candidates_batches, crowded_engine
+from dashboard_story import StorySource, candidates_batches, crowded_engine, swapping_engine
 from rich.cells import cell_len
 from test_app import is_asking, recording_of, running, screen_text, until
 
@@ -12,6 +12,7 @@ from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.go_to import Destination, GoToScreen, parse_destination
 from kvscope.dashboard.header import draw_banner, draw_header
 from kvscope.dashboard.playback import Moment, Usage, draw_playback, fold_columns, head_cell, stretch
+from kvscope.dashboard.themed import Look
 from kvscope.dashboard.timeline_bar import TimelineBar
 from kvscope.events.state import EngineState
 from kvscope.transport.recording import ReplaySource
@@ -215,6 +216,46 @@ async def test_looking_back_from_a_block_and_from_a_request():
         await until(pilot, lambda: "before this moment" in screen_text(app), "nothing before")
 
 
+async def test_looking_back_again_is_about_the_same_request():
+    """At the moment of a preemption another request may be the first of the list."""
+    engine, batches = crowded_engine()
+    source = ReplaySource(recording_of(batches + engine.run(12)))
+    async with running(source) as (app, pilot):
+        await pilot.press("end")
+        await until(pilot, lambda: source.player.position == source.player.length)
+        await until(pilot, lambda: app._frame.revision == source.view.revision)
+        assert app.chosen.key is None
+        await pilot.press("v")
+        await until(pilot, lambda: app.chosen.key is not None, "whose it is")
+        name = app.chosen.key
+        for _ in range(2):
+            await pilot.press("v")
+        await until(pilot, lambda: f"no preemption of {name} before this moment" in screen_text(app), "said")
+        assert app.chosen.key == name
+
+
+async def test_looking_back_from_nothing_says_so():
+    async with running(ReplaySource(recording_of(crowded_engine()[0].start()))) as (app, pilot):
+        await pilot.press("w")
+        await until(pilot, lambda: "choose a block first" in screen_text(app), "no block")
+        await pilot.press("a")
+        await until(pilot, lambda: "no request at this moment" in screen_text(app), "no request")
+
+
+async def test_one_cannot_look_back_from_a_block_of_the_host_pool():
+    engine, batches = swapping_engine()
+    source = ReplaySource(recording_of(batches + engine.run(8)))
+    async with running(source) as (app, pilot):
+        await pilot.press("end")
+        await until(pilot, lambda: app.query_one("#host").size.height > 0, "the host pool")
+        await pilot.press("f8", "right")
+        await until(pilot, lambda: app.chosen.host_cursor == 0, "H0")
+        place = source.player.place
+        await pilot.press("w")
+        await until(pilot, lambda: "one can look back from" in screen_text(app), "why not")
+        assert source.player.place == place
+
+
 async def test_keys_do_not_wait_for_a_player_that_is_busy():
     """A slow read holds the player; what is asked of it meanwhile comes when it is done, and the screen goes on."""
     engine, batches = crowded_engine()
@@ -278,6 +319,17 @@ async def test_space_freezes_a_live_view_and_the_engine_goes_on():
         assert not app.query_one(TimelineBar).display
         source.feed(source.engine.step())
         await until(pilot, lambda: app._frame.step == step + 4, "it goes on")
+
+
+async def test_the_past_hides_nothing_that_the_engine_warns_of():
+    source = live(num_steps=4)
+    async with running(source, (120, 36), look=Look(keymap={"live": "Z"})) as (app, pilot):
+        source.view.warn("recording stopped: no space left")
+        await pilot.press("space")
+        await until(pilot, lambda: "◀ HISTORY" in screen_text(app), "frozen")
+        await until(pilot, lambda: "ENGINE: recording stopped: no space left" in screen_text(app), "still there")
+        await pilot.press("n")
+        await until(pilot, lambda: "frozen: Z goes" in screen_text(app), "the key in force")
 
 
 async def test_end_returns_and_the_past_can_be_entered_again():

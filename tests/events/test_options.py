@@ -65,9 +65,19 @@ def test_only_trailing_options_leave_the_prompt(line: str, text: str, words: lis
     assert split_prompt(line) == (text, parse_options(words))
 
 
-def test_a_misspelled_option_is_no_part_of_the_prompt() -> None:
-    with pytest.raises(OptionError, match="did you mean temperature"):
-        split_prompt("some text temprature=1")
+@pytest.mark.parametrize(
+    ("line", "message", "word"),
+    [
+        ("some text temprature=1", "did you mean temperature", "temprature=1"),
+        ("some text n=3 temp=2", "did you mean temperature", "temp=2"),
+        ("temp=2 n=3", "did you mean temperature", "temp=2"),
+        ("some text n=3 best=2", "unknown option 'best'", "best=2"),
+    ],
+)
+def test_what_must_be_meant_as_an_option_is_no_part_of_the_prompt(line: str, message: str, word: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        split_prompt(line)
+    assert caught.value.word == word
 
 
 @pytest.mark.parametrize("values", [{"n": True}, {"n": "2"}, {"n": 1.5}, {"stop": 3}, {"what": 1}, {"cache_salt": 5}])

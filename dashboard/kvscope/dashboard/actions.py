@@ -36,7 +36,7 @@ READ_ONLY_HINT = "read-only: this view has no engine to send prompts to"
 MAX_COPIED = 100_000  # characters; terminals drop much longer ones
 # Actions whose keys have another meaning in a line of text; and those that must not reach below a dialogue.
 _MOVING = ("pane", "focus_prompt", "filter", "rewind", "end")
-_BELOW = (*_MOVING, "go", "edit_prompt")
+_BELOW = (*_MOVING, "go", "go_to", "bookmark", "edit_prompt")
 _NEEDS = {parse(key.action)[1:]: key.needs for key in KEYS}  # by action and its parameters
 _NEEDS_OF_ALL = {name: needs for (name, _), needs in reversed(_NEEDS.items())}
 
@@ -49,7 +49,7 @@ class ActionsApp(BookmarkingApp):
         self._frame: Frame = build_frame(source.view, FrameBuilder())
         self.chosen = Selection()
         tap: Tap | None = getattr(source, "tap", None)
-        self._recording = ViewRecorder(source.view, tap) if tap is not None else None
+        self._recording = ViewRecorder(source.view, tap, self.key_names) if tap is not None else None
         self._starting = asyncio.Lock()  # one start or end of a recording at a time
         # Why nothing can be sent, where that is so.
         self.no_control: str = getattr(source, "no_control", "") or READ_ONLY_HINT

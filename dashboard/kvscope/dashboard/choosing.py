@@ -110,10 +110,16 @@ class ChoosingApp(PromptingApp):
             elif block_id is not None:
                 self.chosen.cursor = block_id  # the next look back is at the same block
                 self.look_back(what, block_id, pool.name(block_id))
+            else:
+                self.tell("choose a block first: the cursor keys in the pool", severity="warning")
             return
         shown = shown_sequence(self._frame, self.chosen.key)
         if shown is not None:
+            if self.chosen.key is None:
+                self.select(shown[0].request_id)  # the next look back is at the same request
             self.look_back(what, shown[0].request_id, shown[0].request_id)
+        elif self._player is not None:
+            self.tell("no request at this moment to look back from", severity="warning")
 
     # --- panes ----------------------------------------------------------------------------------------------------
 

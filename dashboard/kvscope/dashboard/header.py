@@ -8,11 +8,12 @@ from kvscope.dashboard.frames import Behind, Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.keys import DEFAULT_NAMES, KeyNames
 from kvscope.dashboard.pool_frame import PoolFrame
-from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure, pad
+from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure, pad, wrap_parts
 from kvscope.events.text import counted
 from kvscope.transport.source import Status
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
+MAX_BANNER_LINES = 3  # for each thing to know
 MIN_BAR_WIDTH = 34  # beside the numbers; a shorter bar says too little
 _GAP: Part = ("  ", theme.PLAIN)
 
@@ -207,13 +208,24 @@ def draw_banner(
         first = frame.findings[0]
         more = f"  (+{len(frame.findings) - 1} more)" if len(frame.findings) > 1 else ""
         text = f" {glyphs.cross} AUDIT: invariant {first.rule} broken at step {first.step}: {first.message}{more}"
-        strips.append(make_strip([(pad(clip(text, width, glyphs), width), theme.BANNER_BAD)]))
-    warning = f"ENGINE: {frame.engine_warning}" if frame.engine_warning else None
-    for doubt in (warning, _freshness(frame, age_s, keys)):
-        if doubt is not None:
-            line = pad(clip(f" {glyphs.warning} {doubt}", width, glyphs), width)
-            strips.append(make_strip([(line, theme.BANNER_CALM)]))
+        strips += _banner_lines(text, width, theme.BANNER_BAD, glyphs)
+    if frame.engine_warning:
+        text = f" {glyphs.warning} ENGINE: {frame.engine_warning}"
+        strips += _banner_lines(text, width, theme.BANNER_CALM, glyphs)
+    freshness = _freshness(frame, age_s, keys)
+    if freshness is not None:
+        line = pad(clip(f" {glyphs.warning} {freshness}", width, glyphs), width)
+        strips.append(make_strip([(line, theme.BANNER_CALM)]))
     return strips
+
+
+def _banner_lines(text: str, width: int, style: Style, glyphs: Glyphs) -> list[Strip]:
+    """What does not fit a line goes on in a second and a third one, and ends there."""
+    lines = wrap_parts([(text, style)], width)
+    if len(lines) > MAX_BANNER_LINES:
+        rest = "".join(strip.text for strip in lines[MAX_BANNER_LINES - 1 :])
+        lines[MAX_BANNER_LINES - 1 :] = [make_strip([(clip(rest, width, glyphs), style)])]
+    return [make_strip([(pad(strip.text, width), style)]) for strip in lines]
 
 
 def _freshness(frame: Frame, age_s: float, keys: KeyNames) -> str | None:

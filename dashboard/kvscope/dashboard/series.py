@@ -9,6 +9,7 @@ from kvscope.dashboard.frames import Frame
 from kvscope.events.types import EngineInfo
 
 MAX_SAMPLES = 8_192
+RATE_NS = 500_000_000  # what tokens are counted over, at least
 MAX_UNSEEN_NS = 1_000_000_000  # a longer leap over steps that nobody looked at is a gap in the chart
 
 
@@ -109,8 +110,16 @@ def fold_samples(samples: Sequence[Sample], width: int) -> list[Column]:
 
 
 def _rate(samples: Sequence[Sample], start: int, stop: int) -> float | None:
-    """Tokens per second from the last look before the stretch to the last one in it."""
+    """Tokens per second from a look before the stretch to the last one in it.
+
+    The last look before, or an earlier one: tokens come all at once at the end of a step, and over the few
+    milliseconds around that moment they would pass for a rate of many hundreds.
+    """
     before = max(start - 1, 0)
+    while before and samples[stop - 1].time_ns - samples[before].time_ns < RATE_NS:
+        if _is_gap(samples[before - 1], samples[before]):
+            break
+        before -= 1
     if stop - 1 <= before or any(_is_gap(a, b) for a, b in pairwise(samples[before:stop])):
         return None
     earlier, later = samples[before], samples[stop - 1]

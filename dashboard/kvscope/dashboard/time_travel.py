@@ -48,7 +48,7 @@ class TimeTravelApp(ThemedApp):
             return
         ended = not player.playing and player.position >= player.length
         if ended and self._past is not None:
-            self.notify(self._say_missing("play"), timeout=2)
+            self.notify(self._say_missing("play"), timeout=2, markup=False)
         else:
             self._travel(player.seek_start if ended else player.toggle, player.toggle if ended else None)
 
@@ -62,7 +62,7 @@ class TimeTravelApp(ThemedApp):
             return f"no notable event {'after' if how.startswith('next') else 'before'} this one"
         is_back = how.endswith("back")
         if self._past is not None and not is_back:
-            return "this is where the view was frozen: L goes to the live engine"
+            return f"this is where the view was frozen: {self.key_names['live']} goes to the live engine"
         return "this is the start" if is_back else "this is the end"
 
     def look_back(self, what: str, subject: int | str, name: str) -> None:
@@ -173,17 +173,17 @@ class TimeTravelApp(ThemedApp):
                 await asyncio.to_thread(past.close)
 
     def with_distance(self, frame: Frame) -> Frame:
-        """A picture of the past, with how far it is behind the engine; any other as it is."""
+        """A picture of the past, with how far it is behind the engine and what that warns of; any other as it is."""
         past = self._past
         if frame.status is not Status.HISTORY or past is None:
             return frame
         view = self._source.view
         with view.lock:
-            state, seq, status = view.state, view.last_seq, view.status
+            state, seq, status, warning = view.state, view.last_seq, view.status, view.engine_warning
             same_life = state.epoch == past.view.state.epoch
             elapsed_ns = state.time_ns - frame.time_ns if same_life else None
             num_batches = seq - frame.seq if same_life and seq is not None and frame.seq is not None else None
-        return frame._replace(behind=Behind(elapsed_ns, num_batches, status))
+        return frame._replace(behind=Behind(elapsed_ns, num_batches, status), engine_warning=warning)
 
 
 def _open_past(history: History) -> ReplaySource:

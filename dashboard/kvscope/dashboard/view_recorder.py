@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvscope.dashboard.keys import DEFAULT_NAMES, KeyNames
 from kvscope.events.text import make_printable
 from kvscope.transport.recording.format import RecordingError
 from kvscope.transport.recording.tap import Tap
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 class ViewRecorder:
     """States: idle <-> recording. Calls are made one at a time, off the UI thread: a disk may be slow."""
 
-    def __init__(self, view: View, tap: Tap) -> None:
-        self._view, self._tap = view, tap
+    def __init__(self, view: View, tap: Tap, keys: KeyNames = DEFAULT_NAMES) -> None:
+        self._view, self._tap, self._keys = view, tap, keys
         self._recorder: Recorder | None = None
 
     @property
@@ -46,7 +47,7 @@ class ViewRecorder:
             recorder.close()
             raise
         self._recorder = recorder
-        return f"recording to {recorder.path}; R ends it"
+        return f"recording to {recorder.path}; {self._keys['record']} ends it"
 
     def stop(self) -> str:
         """Write the rest; what is in the file. A no-op when idle."""

@@ -13,6 +13,7 @@ from kvscope.events.types import SamplingParams
 
 OPTION_NAMES = tuple(SamplingParams.__struct_fields__)
 _OPTION_WORD = re.compile(r"([A-Za-z_]+)=(.*)", re.DOTALL)
+_LAST_WORD = re.compile(r"(?:^|\s)([A-Za-z_]+)=(\S*)$")
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _LIMITS: dict[str, tuple[float, float, str]] = {
     "n": (1, 64, "a whole number from 1 to 64"),
@@ -76,18 +77,18 @@ def make_params(values: Mapping[str, object], defaults: SamplingParams | None = 
 def split_prompt(line: str, defaults: SamplingParams | None = None) -> tuple[str, SamplingParams]:
     """A prompt line's text, and the options in its trailing `key=value` words.
 
-    A trailing word counts as an option when its key is one, or is spelled so nearly like one that it must be a slip;
-    every other word is part of the prompt.
+    A trailing word counts as an option when its key is one, or must be meant as one: spelled nearly so, cut short, or
+    right behind an option. Every other word is part of the prompt.
 
     Raises:
         OptionError: a misspelled key, or a value outside its range.
     """
     text = line.rstrip()
     words: list[str] = []
-    while (match := re.search(r"(?:^|\s)([A-Za-z_]+)=(\S*)$", text)) is not None:
+    while (match := _LAST_WORD.search(text)) is not None:
         name = match.group(1)
         if name not in OPTION_NAMES:
-            if not difflib.get_close_matches(name, OPTION_NAMES, n=1, cutoff=0.75):
+            if not _near(name, cutoff=0.75) and not _ends_with_option(text[: match.start()].rstrip()):
                 break
             raise OptionError(_unknown(name), f"{name}={match.group(2)}")
         words.insert(0, f"{name}={match.group(2)}")
@@ -137,7 +138,18 @@ def _stops(values: Mapping[str, object]) -> tuple[str, ...]:
     return stops if isinstance(stops, tuple) else ()
 
 
+def _near(name: str, *, cutoff: float) -> list[str]:
+    """The option that this is spelled nearly like, or is the beginning of."""
+    longer = [option for option in OPTION_NAMES if len(name) > 2 and option.startswith(name)]
+    return longer[:1] or difflib.get_close_matches(name, OPTION_NAMES, n=1, cutoff=cutoff)
+
+
+def _ends_with_option(text: str) -> bool:
+    match = _LAST_WORD.search(text)
+    return match is not None and match.group(1) in OPTION_NAMES
+
+
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, OPTION_NAMES, n=1)
+    near = _near(name, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"options are {', '.join(OPTION_NAMES)}"
     return f"unknown option {name!r}; {hint}"
