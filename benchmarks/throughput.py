@@ -227,13 +227,15 @@ def competitors(options: argparse.Namespace, loaded: LoadedModel) -> Iterator[di
     own = AutoModelForCausalLM.from_pretrained(resolve_model(options.model), dtype=dtype).eval()
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(contextlib.closing(Kvscope(loaded)))
-        peers = {
+        peers: dict[str, Any] = {
             "kvscope": engine,
             "generate": Generate(own),
-            "generate_batch": GenerateBatch(own, TUNED),
             "its defaults": GenerateBatchDefaults(own),
             "linears alone": LinearsAlone(loaded.model),
         }
+        if "generate_batch" in options.peers:
+            batched = GenerateBatch(own, TUNED)
+            peers["generate_batch"] = stack.enter_context(contextlib.closing(batched))
         if options.llama_python is not None:
             from gguf_file import write_gguf
 
