@@ -29,3 +29,11 @@ class KeyFooter(Footer):
     async def recompose(self) -> None:
         await super().recompose()
         self.mutate_reactive(Footer.compact)
+        self.call_after_refresh(self._leave_out_cut_keys)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._leave_out_cut_keys)
+
+    def _leave_out_cut_keys(self) -> None:
+        for key in self.children:
+            key.visible = key.region.right <= self.region.right

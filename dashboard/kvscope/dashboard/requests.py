@@ -15,7 +15,7 @@ from kvscope.dashboard.filters import EVERYTHING, SORTS, Query, filter_requests,
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.owners import distinct_blocks
-from kvscope.dashboard.strips import Part, clip, clip_start, flat, make_strip, measure
+from kvscope.dashboard.strips import Part, clip, clip_start, fit_parts, flat, make_strip, measure
 from kvscope.events.describe import describe_waiting
 from kvscope.events.text import counted
 from kvscope.events.types import RequestPreempted
@@ -125,9 +125,11 @@ def _request_words(
         parts.append((f"  {request.num_hypotheses} of {request.params.beam_width} hypotheses", theme.TEXT))
     if request.num_preemptions and request.status != "preempted":
         parts.append((f"  {glyphs.preempt} preempted {request.num_preemptions}{glyphs.times}", theme.NOTICE))
-    room = width - 1 - measure(parts) - 4
-    if room >= 8:
-        prompt = _clip_quoted(flat(request.prompt, glyphs), room, glyphs)
+    room = width - 1 - measure(parts)
+    if room < 0:
+        return fit_parts(parts, width - 1, glyphs)
+    if room >= 12:
+        prompt = _clip_quoted(flat(request.prompt, glyphs), room - 4, glyphs)
         parts.append((f"  {prompt}", theme.FAINT if ended else theme.SOFT))
     return parts
 
