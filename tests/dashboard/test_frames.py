@@ -261,6 +261,15 @@ def plain_holders(frame) -> list[list[tuple[str, int]]]:
     ]
 
 
+def test_holders_are_found_wherever_their_requests_are():
+    """The first, the last, and one in the middle, of two hundred."""
+    requests = tuple(holding(f"r{number}", (0,) if number in (1, 90, 200) else (number,)) for number in range(1, 201))
+    frame = build_frame(ListSource().view, FrameBuilder())
+    frame = frame._replace(requests=requests, pool=build_pool(4, [3, *[1] * 200], [4] * 201, requests))
+    assert frame.holders(0) == [("r1.0", 0), ("r90.0", 0), ("r200.0", 0)]
+    assert all(frame.holders(number) == [(f"r{number}.0", 0)] for number in range(2, 200) if number != 90)
+
+
 def test_a_ref_count_that_is_known_to_be_wrong_hides_no_holder():
     source = ListSource(candidates_batches(4))
     source.start()

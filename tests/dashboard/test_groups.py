@@ -30,3 +30,16 @@ def test_groups_counted_where_blocks_were_touched_are_those_counted_whole(data):
             group = 5 - group if not data.draw(st.integers(0, 5), "another zoom?") else group
             ours, whole = (groups.look(pictures[shown], in_view, group, by) for groups in (memory, Groups()))
             assert [column.tolist() for column in ours] == [column.tolist() for column in whole]
+
+
+def test_the_last_shorter_group_is_counted_again_beside_another():
+    columns, copied, memory = (Column.zeros(29), Column.zeros(29)), PoolCopy(), Groups()
+    for places in ([], [0, 28], [28], [26, 28]):
+        for place in places:
+            columns[0][place], columns[0].touched[place] = columns[0][place] + 1, 1
+        copied.update(*columns)
+        pool = build_pool(4, copied.refs, copied.written, (), totals=copied.totals)._replace(changes=copied.changes)
+        for found, whole in zip(
+            *(g.look(pool, slice(0, 29), 3, ColourBy.OWNER) for g in (memory, Groups())), strict=True
+        ):
+            assert found.tolist() == whole.tolist()

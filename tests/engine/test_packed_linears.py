@@ -70,6 +70,22 @@ def test_layers_with_one_input_are_one_multiplication() -> None:
 
 @needs_operators
 @torch.inference_mode()
+def test_layers_of_one_shape_and_two_types() -> None:
+    class TwoTypes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Linear(64, 64), nn.Linear(64, 64).bfloat16()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.up(self.down(x).bfloat16())
+
+    torch.manual_seed(3)
+    model, rows = TwoTypes(), torch.rand(1, 7, 64)
+    torch.testing.assert_close(packed(model)(rows), model(rows), rtol=2e-2, atol=1e-2)
+
+
+@needs_operators
+@torch.inference_mode()
 def test_a_part_never_answers_for_another_input() -> None:
     """Out of order, twice in a row, some parts never asked: what is kept from one input is not given for the next."""
     torch.manual_seed(2)

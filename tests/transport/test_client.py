@@ -1,7 +1,10 @@
 """The client's picture equals the engine's, or says that it does not."""
 
+import fcntl
 import random
 import re
+import resource
+import socket
 import threading
 import time
 
@@ -85,6 +88,25 @@ def test_fifty_late_joiners_end_equal_to_the_first(lab) -> None:
         lab.wait_live(client, served)
         assert client.view.state == served.stream.state
         assert (client.view.num_gaps, client.view.findings) == (0, [])
+
+
+def test_in_a_process_with_thousands_of_open_files(lab, monkeypatch) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pair = socket.socketpair
+    monkeypatch.setattr(socket, "socketpair", lambda: tuple(map(with_high_descriptor, pair())))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
+    try:
+        served, client = lab.serve(), lab.attach()
+        served.publish(3)
+        lab.wait_live(client, served)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert client.view.state == served.stream.state
+
+
+def with_high_descriptor(end: socket.socket) -> socket.socket:
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD, 2000))
 
 
 def test_a_gap_is_healed_by_replay(lab) -> None:

@@ -62,7 +62,7 @@ class BlockedWeight:
 
 def choose_num_threads(weights: Sequence[BlockedWeight]) -> None:
     """Let each shape of weight be read by as many threads as pay on this machine for few rows. Mutates them."""
-    for alike in _by_shape(weights):
+    for alike in _by_shape_and_type(weights):
         rows = torch.ones(1, alike[0].size, dtype=alike[0].dtype)
         best, num_threads = _best_seconds(_probed(alike), rows, 1), 1
         while 2 * num_threads <= min(torch.get_num_threads(), alike[0].num_outputs // BLOCK):
@@ -80,7 +80,7 @@ def choose_max_rows(operators: Mapping[BlockedWeight, Multiply]) -> None:
     So it is where the processor's vectors are too short, or too few, for the sums of a tile. Both take turns, so that
     what else the machine does falls on both.
     """
-    for alike in _by_shape(list(operators)):
+    for alike in _by_shape_and_type(list(operators)):
         rows = torch.ones(1, PROBED_ROWS, alike[0].size, dtype=alike[0].dtype)
         probed = _probed(alike)
         own = theirs = float("inf")
@@ -105,10 +105,10 @@ def _best_seconds(weights: Sequence[BlockedWeight], rows: Tensor, num_threads: i
     return min(seconds([weight.multiply for weight in weights], rows) for _ in range(NUM_TURNS))
 
 
-def _by_shape(weights: Sequence[BlockedWeight]) -> list[list[BlockedWeight]]:
-    shapes: dict[tuple[int, int], list[BlockedWeight]] = {}
+def _by_shape_and_type(weights: Sequence[BlockedWeight]) -> list[list[BlockedWeight]]:
+    shapes: dict[tuple[int, int, torch.dtype], list[BlockedWeight]] = {}
     for weight in weights:
-        shapes.setdefault((weight.num_outputs, weight.size), []).append(weight)
+        shapes.setdefault((weight.num_outputs, weight.size, weight.dtype), []).append(weight)
     return list(shapes.values())
 
 
