@@ -8,6 +8,7 @@ import re
 import threading
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pyte
 import pytest
 from test_app import live, running, strips_of, until
@@ -17,7 +18,9 @@ from textual.messages import TerminalSupportsSynchronizedOutput
 from kvscope.dashboard import terminal_driver
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.canvas import Canvas, colors_of
-from kvscope.dashboard.grid_layout import Zoom
+from kvscope.dashboard.colouring import ColourBy
+from kvscope.dashboard.grid_layout import NO_LIGHT, Zoom
+from kvscope.dashboard.pool_frame import TracesFrame
 from kvscope.dashboard.sparing import Opening
 from kvscope.dashboard.terminal_driver import MAX_ON_THE_WAY, QUESTION, TerminalDriver
 from kvscope.dashboard.themed import Look
@@ -137,6 +140,14 @@ async def test_lines_that_go_round_the_compositor_are_those_it_would_have_drawn(
                 source.feed(source.engine.step())
                 await until(pilot, lambda: app.shown_revision == source.view.revision, "the step")
                 await until(pilot, lambda: line.rows() == believed(app), "the same picture")
+        unseen = np.zeros(app._frame.pool.num_blocks, np.int32)
+        pool = app._frame.pool._replace(refs=unseen + 1, written=unseen + 1, traces=TracesFrame(unseen, unseen, 0, 0))
+        for by in (ColourBy.AGE, ColourBy.REUSE):  # the same numbers stand for other characters
+            grid.show(pool, NO_LIGHT._replace(by=by), {})
+            row = grid.line_at(0).text.rstrip()
+            await until(
+                pilot, lambda row=row: row in "".join(line.terminal.display), "the same picture by another mode"
+            )
         assert laid
 
 

@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from kvscope.dashboard import theme
 from kvscope.dashboard.cards import Captions, draw_card_row, draw_holders_row
-from kvscope.dashboard.cells import Cells, make_cells
+from kvscope.dashboard.cells import ALL, Cells, make_cells
 from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid import draw_row, row_label
@@ -70,7 +70,8 @@ class BlockGrid(StripPane):
         self._cache: dict[int, tuple[_RowKey, Strip]] = {}
         self._cached_for: tuple[object, ...] = ()
         self._fresh: dict[int, tuple[int, ...]] = {}  # by row
-        self._painted: dict[int, object] = {}  # by line in view: what tells its look from others
+        self._painted: dict[int, Strip] = {}  # by line in view, but for rows of cells
+        self._spans: dict[int, slice] = {}  # by row of cells: the columns that have changed
         self._groups = Groups()
         self._legend_found = Strip([])
         self._legend_for: tuple[object, ...] = ()
@@ -93,17 +94,17 @@ class BlockGrid(StripPane):
         # The legend has the last line.
         self.layout_now = lay_out(self._pool, width, height - self._has_legend, self._zoom, halves=self._has_halves)
         self.set_subtitle(self._zoom_words() if width >= MIN_SUBTITLED else "")
-        self._forget_stale_rows(width)
+        is_like_before = self._forget_stale_rows(width)
         top, size = self.scroll_offset.y, Size(width, max(self.layout_now.height + self._has_legend, height))
-        self._cells = self._make_cells(top, height)
-        before, self._painted = self._painted, {y: self._look(y, width, size.height) for y in range(top, top + height)}
+        cells_before, self._cells = self._cells if is_like_before else None, self._make_cells(top, height)
+        before, self._painted = self._painted, self._paint_others(range(top, top + height), width, size.height)
         if size != self.virtual_size:
             self.resize_content(size)
             self.refresh()
             return
-        self.repaint_lines(
-            y for y, look in self._painted.items() if (known := before.get(y)) is not look and known != look
-        )
+        others = [y for y, strip in self._painted.items() if (known := before.get(y)) is not strip and known != strip]
+        self._spans = self._cells.spans_unlike(cells_before) if self._cells is not None else {}
+        self.repaint_lines(others + [y for y in self._spans if y not in self._painted])
 
     def _make_cells(self, top: int, height: int) -> Cells | None:
         layout = self.layout_now
@@ -113,13 +114,11 @@ class BlockGrid(StripPane):
         return make_cells(self._pool, layout, rows, self._light, self._glyphs, memory=self._groups)
 
     def line_at(self, y: int) -> Strip:
-        look = self._painted.get(y)
-        return look if isinstance(look, Strip) else self._line(y, self.content_width, self.virtual_size.height)
+        return self._painted.get(y) or self._line(y, self.content_width, self.virtual_size.height)
 
-    def _look(self, y: int, width: int, height: int) -> object:
-        """Equal for lines that look the same: where cells tell, no strip is made."""
-        cells = self._cells_at(y, height)
-        return self._line(y, width, height) if cells is None else (self._cached_for, cells.key(y))
+    def _paint_others(self, lines: range, width: int, height: int) -> dict[int, Strip]:
+        """The lines that are no rows of cells: of those no strip is made."""
+        return {y: self._line(y, width, height) for y in lines if self._cells_at(y, height) is None}
 
     def _cells_at(self, y: int, height: int) -> Cells | None:
         """A zoom of one character per cell has a row to each line; the last line may be the legend's."""
@@ -133,7 +132,12 @@ class BlockGrid(StripPane):
             super().lay_row(opening, row)
             return
         sgr = self._sgr = self._sgr or self._find_sgr(opening, cells.styles)
-        label, text = row_label(self._pool, layout, y), cells.text(y)
+        label, columns = row_label(self._pool, layout, y), self._spans.get(y, ALL)
+        if columns is not ALL:
+            text, styles = cells.text(y, columns), cells.each_in(y, sgr.looks, columns)
+            opening.lay(row, text, styles, len(label) + columns.start)
+            return
+        text = cells.text(y)
         rest = max(width - len(label) - len(text), 0)
         styles = [*[sgr.label] * len(label), *cells.each_in(y, sgr.looks), *[sgr.ground] * rest]
         opening.lay(row, (label + text + " " * rest)[:width], styles[:width])
@@ -178,17 +182,20 @@ class BlockGrid(StripPane):
         holders = draw_holders_row(pool, layout, row, light, captions=captions, glyphs=glyphs, width=width)
         return [self._row(row, width), holders]
 
-    def _forget_stale_rows(self, width: int) -> None:
+    def _forget_stale_rows(self, width: int) -> bool:
+        """Whether rows have all in common that they had before."""
         light, layout = self._light, self.layout_now
         self._cards = {}
         lit = tuple(light.logical.items()) if layout.zoom < Zoom.DENSE else ()  # cells tell by themselves
         common = (layout, self._pool.block_size, lit, light.dim_others, light.by, width)
-        if common != self._cached_for:
+        is_like_before = common == self._cached_for
+        if not is_like_before:
             self._cache, self._cached_for = {}, common
         by_row: dict[int, list[int]] = {}
         for block_id in sorted(light.fresh) if layout.zoom < Zoom.DENSE else ():
             by_row.setdefault(block_id // layout.blocks_per_row, []).append(block_id)
         self._fresh = {row: tuple(block_ids) for row, block_ids in by_row.items()}
+        return is_like_before
 
     def _row(self, row: int, width: int) -> Strip:
         cells = self._cells if self._cells is not None and row in self._cells.rows else None

@@ -28,6 +28,7 @@ from kvscope.dashboard.owners import SEVERAL
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part
 
+ALL = slice(None)  # columns
 LIT, FRESH, CURSOR = 16, 32, 48  # looks: colour codes, from these numbers on lit or fresh; the cursor
 
 
@@ -66,13 +67,27 @@ class Cells(NamedTuple):
         place = self._place(row)
         return self.symbols[place].tobytes(), self.looks[place].tobytes()
 
+    def spans_unlike(self, before: "Cells | None") -> dict[int, slice]:
+        """By row that does not look as it did in an earlier picture: the columns from the first cell that differs to
+        the last, and ALL where the earlier picture was not of these rows, or there is none.
+        """
+        if before is None or (before.rows, len(before.looks)) != (self.rows, len(self.looks)):
+            return dict.fromkeys(self.rows, ALL)
+        spans: dict[int, slice] = {}
+        for place in np.flatnonzero((self.looks != before.looks) | (self.symbols != before.symbols)).tolist():
+            row, column = divmod(place, self.columns)
+            row += self.rows.start
+            known = spans.get(row)
+            spans[row] = slice(column if known is None else known.start, column + 1)
+        return spans
+
     def length(self, row: int) -> int:
         """How many cells it has."""
         return len(self.looks[self._place(row)])
 
-    def text(self, row: int) -> str:
+    def text(self, row: int, columns: slice = ALL) -> str:
         """The row's characters."""
-        return "".join(map(self.alphabet.__getitem__, self.symbols[self._place(row)].tolist()))
+        return "".join(map(self.alphabet.__getitem__, self.symbols[self._place(row)][columns].tolist()))
 
     def parts(self, row: int) -> list[Part]:
         """The row with neighbours of one style as one part."""
@@ -83,9 +98,9 @@ class Cells(NamedTuple):
             (text[a:b], self.styles[look]) for a, b, look in zip(starts, stops, looks[starts].tolist(), strict=True)
         ]
 
-    def each_in(self, row: int, named: Mapping[int, str]) -> list[str]:
+    def each_in(self, row: int, named: Mapping[int, str], columns: slice = ALL) -> list[str]:
         """For each cell of the row what its look is called."""
-        return list(map(named.__getitem__, self.looks[self._place(row)].tolist()))
+        return list(map(named.__getitem__, self.looks[self._place(row)][columns].tolist()))
 
     def _place(self, row: int) -> slice:
         start = (row - self.rows.start) * self.columns

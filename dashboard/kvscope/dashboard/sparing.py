@@ -49,10 +49,10 @@ class Opening(NamedTuple):
             whole = strip if strip.cell_length == self.region.width else strip.adjust_cell_length(self.region.width)
             self.canvas.paint(self.region.x, self.region.y + row, whole, sgrs)
 
-    def lay(self, row: int, cells: Sequence[str], styles: Sequence[str]) -> None:
-        """The same with cells, as many as there is room for."""
+    def lay(self, row: int, cells: Sequence[str], styles: Sequence[str], column: int = 0) -> None:
+        """The same with cells, as many as there is room for from a column on."""
         if row < self.region.height:
-            self.canvas.lay(self.region.x, self.region.y + row, cells, styles)
+            self.canvas.lay(self.region.x + column, self.region.y + row, cells, styles)
 
 
 class SparingApp(App[None]):
