@@ -28,6 +28,7 @@ from textual.widgets._footer import FooterKey
 from kvscope.dashboard.app import DashboardApp
 from kvscope.dashboard.block_grid import BlockGrid
 from kvscope.dashboard.breakpoints_screen import BreakpointsScreen
+from kvscope.dashboard.frames import FrameBuilder, build_frame
 from kvscope.dashboard.grid_layout import Zoom
 from kvscope.dashboard.help import HelpScreen, draw_help
 from kvscope.dashboard.keys import KEYS, PANES, key_names
@@ -37,6 +38,7 @@ from kvscope.dashboard.prompt import PromptBar, PromptInput
 from kvscope.dashboard.pump import FrameReady
 from kvscope.dashboard.requests_pane import RequestsPane
 from kvscope.dashboard.screen_size import Arrangement, arrange
+from kvscope.dashboard.selection import Selection, latest_block
 from kvscope.dashboard.table_pane import TablePane
 from kvscope.dashboard.viewer import Connected
 from kvscope.events import types as ev
@@ -136,6 +138,16 @@ async def test_a_swapped_out_request_is_lit_in_the_host_pool(size):
         assert app.chosen.holders_of_cursor(app._frame) == {"r2.0", "r2.1"}
         await pilot.press("1", "right")
         await until(pilot, lambda: (app.chosen.cursor, app.chosen.host_cursor) == (0, None), "one cursor, not two")
+
+
+def test_a_cursor_in_a_host_pool_that_has_gone_marks_nobody():
+    """Another engine runs, and the block that it touched last has the number of the one that was pointed at."""
+    source = live(num_steps=2)
+    source.start()
+    frame = build_frame(source.view, FrameBuilder())
+    assert frame.holders(latest := latest_block(frame))
+    assert Selection(host_cursor=latest).holders_of_cursor(frame) == frozenset()
+    assert Selection(cursor=latest).holders_of_cursor(frame)
 
 
 async def test_without_a_host_pool_there_is_no_key_for_it():

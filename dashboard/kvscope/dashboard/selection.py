@@ -37,7 +37,7 @@ class Selection:
         if self.cursor is None and self.host_cursor is None:
             return frozenset()
         block_id, pool = self.block_on_show(frame)
-        is_chosen = block_id in (self.cursor, self.host_cursor)
+        is_chosen = self.cursor is not None or pool is frame.host  # else a host pool that has gone was pointed at
         holders = frame.holders(block_id, pool) if block_id is not None and is_chosen else []
         return frozenset(name for name, _ in holders)
 

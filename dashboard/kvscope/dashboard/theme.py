@@ -26,7 +26,6 @@ BANNER_CALM = Style(color=DARK["background"], bgcolor=DARK["notice"], bold=True)
 BANNER_BAD = Style(color=DARK["on-bad"], bgcolor=DARK["alarm"], bold=True)
 CHIP_GOOD = Style(color=DARK["background"], bgcolor=DARK["good"], bold=True)
 CHIP_NOTICE = Style(color=DARK["background"], bgcolor=DARK["notice"], bold=True)
-CHIP_BAD = Style(color=DARK["on-bad"], bgcolor=DARK["alarm"], bold=True)
 CHIP_QUIET = Style(color=DARK["foreground"], bgcolor=DARK["chip"], bold=True)
 
 _OWNERS = (

@@ -19,7 +19,6 @@ from kvscope.transport.recording.stored import StoredRecording
 
 logger = logging.getLogger(__name__)
 
-MIN_FILE_BYTES = 1 << 16
 _DIGITS = "[0-9][0-9][0-9][0-9]"
 
 
