@@ -140,8 +140,8 @@ async def test_lines_that_go_round_the_compositor_are_those_it_would_have_drawn(
                 source.feed(source.engine.step())
                 await until(pilot, lambda: app.shown_revision == source.view.revision, "the step")
                 await until(pilot, lambda: line.rows() == believed(app), "the same picture")
-        unseen = np.zeros(app._frame.pool.num_blocks, np.int32)
-        pool = app._frame.pool._replace(refs=unseen + 1, written=unseen + 1, traces=TracesFrame(unseen, unseen, 0, 0))
+        ones = np.ones(app._frame.pool.num_blocks, np.int32)
+        pool = app._frame.pool._replace(refs=ones, written=ones, traces=TracesFrame(ones, 5 * ones, 1, 0))
         for by in (ColourBy.AGE, ColourBy.REUSE):  # the same numbers stand for other characters
             grid.show(pool, NO_LIGHT._replace(by=by), {})
             row = grid.line_at(0).text.rstrip()
