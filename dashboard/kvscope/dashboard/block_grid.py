@@ -88,7 +88,7 @@ class BlockGrid(StripPane):
 
     def redraw(self) -> None:
         """Lay out, then paint the visible lines that differ from what is on the screen."""
-        width, height = self.content_width, self.content_height
+        width, height = self.room.size
         if width <= 0 or height <= 0 or not self.display:
             return
         # The legend has the last line.
@@ -126,20 +126,20 @@ class BlockGrid(StripPane):
 
     def lay_row(self, opening: Opening, row: int) -> None:
         """From cells there is a shorter way than by a strip."""
-        y = row + self.scroll_offset.y
-        cells, layout, width = self._cells_at(y, self.virtual_size.height), self.layout_now, opening.region.width
-        if cells is None or self.scroll_offset.x:
+        scroll, cells = self.scroll_offset, self._cells
+        y = row + scroll.y
+        if cells is None or y in self._painted or scroll.x:
             super().lay_row(opening, row)
             return
         sgr = self._sgr = self._sgr or self._find_sgr(opening, cells.styles)
-        label, columns = row_label(self._pool, layout, y), self._spans.get(y, ALL)
+        layout, columns = self.layout_now, self._spans.get(y, ALL)
+        text, styles = cells.text(y, columns), cells.each_in(y, sgr.looks, columns)
         if columns is not ALL:
-            text, styles = cells.text(y, columns), cells.each_in(y, sgr.looks, columns)
-            opening.lay(row, text, styles, len(label) + columns.start)
+            opening.lay(row, text, styles, layout.label_width + columns.start)
             return
-        text = cells.text(y)
+        label, width = row_label(self._pool, layout, y), opening.region.width
         rest = max(width - len(label) - len(text), 0)
-        styles = [*[sgr.label] * len(label), *cells.each_in(y, sgr.looks), *[sgr.ground] * rest]
+        styles = [*[sgr.label] * len(label), *styles, *[sgr.ground] * rest]
         opening.lay(row, (label + text + " " * rest)[:width], styles[:width])
 
     def before_lines(self) -> None:

@@ -87,7 +87,7 @@ class Cells(NamedTuple):
 
     def text(self, row: int, columns: slice = ALL) -> str:
         """The row's characters."""
-        return "".join(map(self.alphabet.__getitem__, self.symbols[self._place(row)][columns].tolist()))
+        return "".join(map(self.alphabet.__getitem__, self.symbols[self._place(row, columns)].tolist()))
 
     def parts(self, row: int) -> list[Part]:
         """The row with neighbours of one style as one part."""
@@ -100,11 +100,12 @@ class Cells(NamedTuple):
 
     def each_in(self, row: int, named: Mapping[int, str], columns: slice = ALL) -> list[str]:
         """For each cell of the row what its look is called."""
-        return list(map(named.__getitem__, self.looks[self._place(row)][columns].tolist()))
+        return list(map(named.__getitem__, self.looks[self._place(row, columns)].tolist()))
 
-    def _place(self, row: int) -> slice:
+    def _place(self, row: int, columns: slice = ALL) -> slice:
         start = (row - self.rows.start) * self.columns
-        return slice(start, start + self.columns)
+        first, stop = (0, self.columns) if columns is ALL else (columns.start, columns.stop)
+        return slice(start + first, start + stop)
 
 
 def make_cells(

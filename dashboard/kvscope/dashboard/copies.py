@@ -1,7 +1,7 @@
 """Requests and sequences as frozen values. A sequence is copied only when it has changed since the last frame."""
 
 from array import array
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple, overload
@@ -145,19 +145,22 @@ class RequestCopies:
         self._last: dict[str, _Copy] = {}
 
     def copy(
-        self, requests: Mapping[str, RequestState], changed: Container[str | None] | None = None
+        self, requests: Mapping[str, RequestState], changed: Collection[str | None] | None = None
     ) -> tuple[RequestFrame, ...]:
         """The last frame's values while nothing has changed, else new ones. Call with the view's lock held.
 
         Since the last time only `changed` may have, by name, and new ones have come; None: anything.
         """
         last = self._last
-        self._last = {
-            name: known
-            if (known := last.get(name)) is not None and changed is not None and name not in changed
-            else _copy(request, known)
-            for name, request in requests.items()
-        }
+        if changed is None or list(requests) != list(last):
+            self._last = {
+                name: known
+                if (known := last.get(name)) is not None and changed is not None and name not in changed
+                else _copy(request, known)
+                for name, request in requests.items()
+            }
+        else:
+            last |= {name: _copy(requests[name], last[name]) for name in changed if name in last}
         return tuple([copy.frame for copy in self._last.values()])
 
 

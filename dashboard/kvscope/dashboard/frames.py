@@ -7,6 +7,7 @@ they have changed; the pool is coloured after the lock is released.
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -211,7 +212,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             counters=msgspec.structs.replace(state.counters),
             pool=EMPTY_POOL,
             requests=requests,
-            places=MappingProxyType({request.request_id: place for place, request in enumerate(requests)}),
+            places=MappingProxyType(dict(zip(state.requests, count(), strict=False))),
             log=view.log,
             findings=tuple(view.findings),
             step_elapsed_ns=state.step_elapsed_ns,

@@ -40,7 +40,7 @@ class LazyPane(StripPane):
         raise NotImplementedError
 
     def redraw(self) -> None:
-        width, height = self.content_width, self.content_height
+        width, height = self.room.size
         if width <= 0 or not self.display:
             return
         self._num_lines = self.prepare(width)
