@@ -12,6 +12,7 @@ from rich.style import Style
 from kvscope.dashboard.candidates import CandidatesDrawing
 from kvscope.dashboard.cards import build_captions, draw_card_row
 from kvscope.dashboard.cells import make_cells
+from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.grid import block_glyph, draw_row
@@ -19,7 +20,7 @@ from kvscope.dashboard.grid_layout import NO_LIGHT, Light, Zoom, lay_out
 from kvscope.dashboard.header import draw_banner, draw_bar, draw_gauge, draw_header, format_bytes
 from kvscope.dashboard.inspector import draw_block
 from kvscope.dashboard.owners import SEVERAL
-from kvscope.dashboard.pool_frame import PoolFrame, build_pool
+from kvscope.dashboard.pool_frame import PoolFrame, TracesFrame, build_pool
 from kvscope.dashboard.requests import draw_request_row, list_rows
 from kvscope.dashboard.selection import light_of, shown_sequence, touched_blocks
 from kvscope.dashboard.strips import clip, clip_start, wrap_parts
@@ -517,3 +518,14 @@ def plain_cell(pool: PoolFrame, block_ids: range, light: Light, zoom: Zoom) -> t
         return char, TINTS[sum(3 * num_shared > third * num_held for third in range(3))]
     style = owner_style(pool.owners[first])
     return char, style + BOLD if first in light.fresh else style
+
+
+def test_a_number_of_three_digits_pushes_no_slots_out_of_their_column():
+    ones = np.ones(40, np.int32)
+    pool = build_pool(4, ones, 4 * ones, ())._replace(traces=TracesFrame(ones, ones, 1000, 0))
+    layout = lay_out(pool, 80, 40, Zoom.SLOTS)
+    light = NO_LIGHT._replace(by=ColourBy.AGE, logical={block_id: block_id for block_id in range(40)})
+    text = draw_row(pool, layout, 3, light, glyphs=UNICODE, width=80).text
+    blocks = range(3 * layout.columns, 4 * layout.columns)
+    starts = [place * layout.cell_width for place in range(layout.columns)]
+    assert [text.index(f"P{block_id}") for block_id in blocks] == starts

@@ -303,7 +303,7 @@ def read_near(world: World, lines: list[list[Cell]], glyphs: Glyphs, zoom: Zoom)
                 check_card(world, block_id, tail, below, glyphs)
             else:
                 room = matches[1].start() - matches[0].end() if len(matches) > 1 else 0
-                check_slots(world, block_id, tail, below, glyphs, has_room=room >= 7)
+                check_slots(world, block_id, tail, below, glyphs, room=room)
     return seen
 
 
@@ -320,12 +320,13 @@ def check_card(world: World, block_id: int, tail: str, below: str, glyphs: Glyph
     assert below == texts or is_clipped(below, texts, glyphs)
 
 
-def check_slots(world: World, block_id: int, tail: str, below: str, glyphs: Glyphs, *, has_room: bool) -> None:
-    """The logical number is left out where cells stand close together."""
+def check_slots(world: World, block_id: int, tail: str, below: str, glyphs: Glyphs, *, room: int) -> None:
+    """The logical number is left out where cells stand close together, or the number before it leaves no room."""
     holders, lit = world.holders(block_id), world.tables.get(world.selected or "", [])
     logical = f"L{lit.index(block_id)}" if block_id in lit else ""
     number = world.number(block_id)
-    assert tail.split() == f"{number} {logical}".split() or (not has_room and tail == number)
+    both = f"{number} {logical}"
+    assert tail.split() == both.split() or (room < max(7, len(both) + 1) and tail == number)
     if below and not below.lstrip().startswith(world.letter):
         more = f" +{len(holders) - 1}" if len(holders) > 1 else ""
         whole = f"{holders[0]}{more}"

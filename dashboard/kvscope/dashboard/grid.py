@@ -98,8 +98,10 @@ def _draw_slots(
     id_width = len(str(pool.num_blocks - 1)) + 1
     name, number = pool.name(block_id), mark.number
     tail = cell_width - id_width - pool.block_size
+    room = tail - 2 - len(number)
     logical = f" L{light.logical[block_id]}" if lit and tail >= SLOTS_TAIL else ""
-    air = max(tail - 2 - len(number) - len(logical), 0)
+    if len(logical) > room:  # beside a number of three digits: the cells after it would not be in their columns
+        logical = ""
     return [
         (name, name_style(block_id, light)),
         (" " * (id_width + 1 - len(name)), theme.PLAIN),
@@ -107,7 +109,7 @@ def _draw_slots(
         (" ", theme.PLAIN),
         (number, number_style(pool, block_id, mark, light)),
         (logical, theme.STRONG),
-        (" " * air, theme.PLAIN),
+        (" " * (room - len(logical)), theme.PLAIN),
     ]
 
 
