@@ -34,6 +34,7 @@ from kvscope.dashboard.help import HelpScreen, draw_help
 from kvscope.dashboard.keys import KEYS, PANES, key_names
 from kvscope.dashboard.pane import StripPane, StripWidget
 from kvscope.dashboard.panes import TextPane
+from kvscope.dashboard.pools import host_title, width_beside
 from kvscope.dashboard.prompt import PromptBar, PromptInput
 from kvscope.dashboard.pump import FrameReady
 from kvscope.dashboard.requests_pane import RequestsPane
@@ -138,6 +139,22 @@ async def test_a_swapped_out_request_is_lit_in_the_host_pool(size):
         assert app.chosen.holders_of_cursor(app._frame) == {"r2.0", "r2.1"}
         await pilot.press("1", "right")
         await until(pilot, lambda: (app.chosen.cursor, app.chosen.host_cursor) == (0, None), "one cursor, not two")
+
+
+async def test_after_a_resize_the_host_pool_has_its_room_and_title_though_nothing_runs():
+    engine = StoryEngine(40, num_host_blocks=40)
+    async with running(StorySource(engine, engine.start()), (60, 20)) as (app, pilot):
+        pools, host = app.deck.pools, app.deck.pools.host
+
+        def fits() -> bool:
+            title = host_title(app._frame.host, host.size.width)
+            wide = width_beside(app._frame.host, *pools.size)
+            is_beside = host.region.y == pools.device.region.y
+            return title in str(host.border_title) and (not is_beside or host.outer_size.width == wide)
+
+        for size in [(80, 24), (120, 36), (60, 20)]:
+            await pilot.resize_terminal(*size)
+            await until(pilot, lambda size=size: tuple(app.deck.size) == size and fits(), f"its room at {size}")
 
 
 def test_a_cursor_in_a_host_pool_that_has_gone_marks_nobody():

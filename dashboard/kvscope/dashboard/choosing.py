@@ -65,6 +65,9 @@ class ChoosingApp(PromptingApp):
         self.chosen.colour_by = self.chosen.colour_by.following
         self.draw()
 
+    def on_pools_rearranged(self) -> None:
+        self.call_after_refresh(self.draw)
+
     # --- requests, sequences and events ---------------------------------------------------------------------------
 
     def select(self, key: str | None) -> None:

@@ -39,6 +39,9 @@ class PoolMap(StripWidget):
 class Pools(Container):
     """The host's is there only where the engine has one; it gets what it needs, and a third of the room at most."""
 
+    class Rearranged(Message):
+        """The host's pane will have another size: what is drawn, and its title, depend on that."""
+
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._glyphs = glyphs
@@ -55,6 +58,10 @@ class Pools(Container):
 
     def on_mount(self) -> None:
         self.watch(self.device, "scroll_y", self.draw_map, init=False)
+
+    def on_resize(self) -> None:
+        if self.host.display:
+            self.post_message(self.Rearranged())
 
     def show(
         self, frame: Frame, selected: str | None, cursor: int | None, host_cursor: int | None, by: ColourBy
@@ -92,10 +99,13 @@ class Pools(Container):
     def _make_room(self, host: PoolFrame) -> None:
         """At the right in the compact arrangement, else below."""
         (width, height), styles = self.size, self.host.styles
+        before = styles.width, styles.height
         if self.screen.has_class("-compact"):
             styles.width, styles.height = width_beside(host, width, height), "1fr"
         else:
             styles.width, styles.height = "1fr", height_below(host, width, height)
+        if (styles.width, styles.height) != before:
+            self.post_message(self.Rearranged())
 
 
 def _shown_by(pool: PoolFrame, by: ColourBy) -> ColourBy:
