@@ -5,7 +5,7 @@ from textual.widgets import Footer
 
 
 class KeyFooter(Footer):
-    """Textual's footer, composed anew only when it would look different; no key is cut at the edge, none leaves a trace.
+    """Textual's footer, composed anew only when it would differ; no key is cut at the edge, none leaves a trace.
 
     Textual 8.2 keeps every key of a footer for as long as the footer lives: each is bound to `compact`, and nothing
     unbinds it. A change of `compact` drops those that are gone; telling of one that is none does the same.
