@@ -136,7 +136,7 @@ def throughput(
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     tokens: dict[str, list[list[int]]] = {}
     for peer in peers.values():
-        peer.run([job._replace(arrival_s=0.0, new_tokens=2) for job in jobs[:2]])  # warm
+        peer.run([job._replace(arrival_s=0.0) for job in jobs])  # warm, its pool too
     for _ in range(rounds):
         for name, peer in peers.items():
             elapsed, tokens[name] = timed(lambda peer=peer: peer.run(jobs), clock)

@@ -38,7 +38,7 @@ class Kvscope:
 
     def __init__(self, loaded: LoadedModel) -> None:
         config = EngineConfig(
-            num_gpu_blocks_override=1024,
+            num_gpu_blocks_override=512,  # 8,192 tokens, as many as the pool of `TUNED` has
             enable_prefix_caching=False,
             max_num_batched_tokens=2048,
             max_num_seqs=MAX_BATCH,

@@ -33,6 +33,8 @@ MIN_WORK_PER_THREAD = 2048
 MIN_WORK_PER_STRETCH = 4 * MIN_WORK_PER_THREAD  # where each thread may have several
 MIN_WRITES_PER_THREAD = 64
 
+Scratch = list[NDArray[np.float32]]  # see `attention_kernel`
+
 
 class CompilationNotice(event.Listener):  # type: ignore[misc]  # numba has no types
     """Says, once, that something is compiled, so that nobody wonders about the pause. Kernels kept on disk are not."""
@@ -73,9 +75,8 @@ class NumbaBackend(TorchBackend):
         self._planned_batch: PagedBatch | None = None
         self._known_caches: dict[int, tuple[weakref.ref[Tensor], NDArray[Any], CacheLayout]] = {}
         self._tile_plans: dict[int, Plan] = {}
-        self._scratch: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        self._scratch: dict[int, Scratch] = {}
 
-    @torch.no_grad()
     def write_kv(
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
     ) -> None:
@@ -96,7 +97,6 @@ class NumbaBackend(TorchBackend):
 
         share_out(write, even_stretches(len(key), MIN_WRITES_PER_THREAD))
 
-    @torch.no_grad()
     def attention(
         self,
         query: Tensor,
@@ -124,10 +124,12 @@ class NumbaBackend(TorchBackend):
         (num_tokens, num_query_heads, head_size), value_size = query.shape, value_cache.shape[3]
         group_size = num_query_heads // layout.num_kv_heads
         kernel = attention_kernel(head_size, value_size, group_size)
-        output = torch.empty(num_tokens, num_query_heads, value_size)
+        inside = query.dtype if query.dtype in DTYPES else torch.float32
+        output = torch.empty(num_tokens, num_query_heads, value_size, dtype=inside)
+        outputs = as_array(output)
         window = sliding_window or 0
         arguments = (
-            query.to(torch.float32).contiguous().numpy(),
+            as_array(query.to(inside).contiguous()),
             keys,
             values,
             batch.block_tables.numpy(),
@@ -135,12 +137,13 @@ class NumbaBackend(TorchBackend):
         )
         strides = (layout.block_size, layout.rows_per_block, layout.rows_per_head)
         numbers = (strides, np.float32(scale), window, np.float32(soft_cap or 0))
-        scores_shape = (plan.max_queries * group_size, batch.max_context_length)
+        num_rows = plan.max_queries * group_size
+        scratch_shape = num_rows, batch.max_context_length, head_size + value_size
         block_elements = layout.block_size * max(head_size, value_size)
 
         def work_off(worker: int, first: int, last: int) -> None:
-            scratch = self._worker_scratch(worker, scores_shape, block_elements)
-            kernel(*arguments, first, last, *numbers, *scratch, output.numpy())
+            scratch = self._worker_scratch(worker, scratch_shape, block_elements)
+            kernel(*arguments, first, last, *numbers, *scratch, outputs)
 
         share_out(work_off, plan.stretches, plan.num_threads)
         return output.to(query.dtype)
@@ -163,15 +166,21 @@ class NumbaBackend(TorchBackend):
         return self._tile_plans[num_kv_heads]
 
     def _worker_scratch(
-        self, worker: int, shape: tuple[int, int], block_elements: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Buffers for scores and for a widened block, kept from call to call and grown when needed."""
-        scores, buffer = self._scratch.get(worker, (np.empty(0, np.float32), np.empty(0, np.float32)))
-        if scores.size < shape[0] * shape[1] or buffer.size < block_elements:
-            scores = np.empty(max(2 * shape[0] * shape[1], scores.size), np.float32)
-            buffer = np.empty(max(block_elements, buffer.size), np.float32)
-            self._scratch[worker] = scores, buffer
-        return scores[: shape[0] * shape[1]].reshape(shape), buffer
+        self, worker: int, shape: tuple[int, int, int], block_elements: int
+    ) -> list[NDArray[np.float32]]:
+        """Buffers for scores, for queries and outputs, and for a widened block, kept and grown when needed."""
+        num_rows, num_scores, num_elements = shape
+        sizes = num_rows * num_scores, num_rows * num_elements, block_elements
+        kept = self._scratch.setdefault(worker, [np.empty(0, np.float32)] * len(sizes))
+        for i, size in enumerate(sizes):
+            if kept[i].size < size:
+                kept[i] = np.empty(2 * size, np.float32)
+        scores, rows, buffer = kept
+        return [
+            scores[: sizes[0]].reshape(num_rows, num_scores),
+            rows[: sizes[1]].reshape(num_rows, num_elements),
+            buffer,
+        ]
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:

@@ -16,7 +16,8 @@ import numba
 import numpy as np
 from numba import types
 
-from kvscope.kernels.numba_layers import OPTIONS, at, compiled, narrow, wide
+from kvscope.kernels.numba_elements import narrow, wide
+from kvscope.kernels.numba_layers import OPTIONS, at, compiled
 from kvscope.kernels.numba_tile import BLOCK, LINES_AHEAD, MAX_ROWS, multiply_rows
 
 _WORDS_AHEAD = LINES_AHEAD * 16  # per step of `multiply_rows`

@@ -15,53 +15,11 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from numba import types
-from numba.extending import overload
 
-from kvscope.kernels.numba_attention import FASTMATH, exp
+from kvscope.kernels.numba_elements import FASTMATH, exp, narrow, rounded, wide
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
 _ENDLESS = 1 << 60  # nothing is looked up by length; a slice is made with both of its ends
-
-
-def wide(x: Any) -> Any:
-    """An element as float32."""
-    raise NotImplementedError
-
-
-@overload(wide, strict=False)
-def _wide_for(x: Any) -> Callable[..., Any]:
-    if x == types.uint16:
-        return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
-    return lambda x: x
-
-
-def narrow(x: Any, like: Any) -> Any:
-    """A float32 as the type of the element `like`, to the nearest, ties to even."""
-    raise NotImplementedError
-
-
-@overload(narrow, strict=False)
-def _narrow_for(x: Any, like: Any) -> Callable[..., Any]:
-    if like == types.uint16:
-
-        def to_bfloat16(x: Any, like: Any) -> Any:
-            bits = np.float32(x).view(np.uint32)
-            rounded = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
-            is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-            return np.uint16((np.uint32(0x7FC00000) if is_nan else rounded) >> np.uint32(16))
-
-        return to_bfloat16
-    return lambda x, like: x
-
-
-def _rounded(x: Any, like: Any) -> Any:
-    """A float32 rounded to the type of `like`, as float32."""
-    raise NotImplementedError
-
-
-@overload(_rounded, strict=False)
-def _rounded_for(x: Any, like: Any) -> Callable[..., Any]:
-    return lambda x, like: wide(narrow(x, like))
 
 
 @numba.njit(**OPTIONS)
@@ -75,7 +33,7 @@ def _rms_norm(first, last, x, weight, output, size, epsilon, offset):
         scale = np.float32(1) / np.float32(np.sqrt(total / np.float32(size) + epsilon))
         if offset == 0:
             for i in range(size):
-                out[i] = narrow(wide(weight[i]) * _rounded(wide(values[i]) * scale, values[0]), values[0])
+                out[i] = narrow(wide(weight[i]) * rounded(wide(values[i]) * scale, values[0]), values[0])
         else:
             for i in range(size):
                 out[i] = narrow(wide(values[i]) * scale * (offset + wide(weight[i])), values[0])
@@ -91,7 +49,7 @@ def _silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, si
             x = wide(gates[i])
             e = exp(-abs(x))
             activated = x * ((one if x >= 0 else e) / (one + e))
-            out[i] = narrow(_rounded(activated, gates[0]) * wide(ups[i]), gates[0])
+            out[i] = narrow(rounded(activated, gates[0]) * wide(ups[i]), gates[0])
 
 
 @numba.njit(**OPTIONS)
@@ -105,11 +63,11 @@ def _rotate(first, last, x, x_strides, cosines, sines, output, num_heads, half):
             out_left, out_right = output[to : to + half], output[to + half : to + size]
             for i in range(half):
                 a, b, like = wide(left[i]), wide(right[i]), left[0]
-                out_left[i] = narrow(_rounded(a * wide(c[i]), like) - _rounded(b * wide(s[i]), like), like)
+                out_left[i] = narrow(rounded(a * wide(c[i]), like) - rounded(b * wide(s[i]), like), like)
             for i in range(half):
                 a, b, like = wide(left[i]), wide(right[i]), left[0]
-                turned = _rounded(a * wide(s[half + i]), like)
-                out_right[i] = narrow(_rounded(b * wide(c[half + i]), like) + turned, like)
+                turned = rounded(a * wide(s[half + i]), like)
+                out_right[i] = narrow(rounded(b * wide(c[half + i]), like) + turned, like)
 
 
 @numba.njit(**OPTIONS)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvscope.engine.packed_linears import LinearPart, PackedLinear
+from kvscope.engine.packed_linears import HookFree, LinearPart, PackedLinear
 from kvscope.kernels import cpu_layers
 
 _OFFSETS = (0.0, 1.0)  # of a norm's weight: most models store the factor itself, Gemma what it differs from 1 by
@@ -22,7 +22,7 @@ _ROTATE = "apply_rotary_pos_emb"  # what every modelling file of transformers ca
 Undo = list[tuple[nn.Module, str, Any]]
 
 
-class FastNorm(nn.Module):
+class FastNorm(HookFree):
     """An RMS norm; hands over to the module it stands for what it was not made for."""
 
     def __init__(self, own: nn.Module, epsilon: float, offset: float) -> None:
@@ -38,7 +38,7 @@ class FastNorm(nn.Module):
         return cpu_layers.rms_norm(x, self.weight, self._epsilon, self._offset)
 
 
-class FastGatedMLP(nn.Module):
+class FastGatedMLP(HookFree):
     """`down(silu(gate(x)) * up(x))` over the model's own linear layers, without a detour over their hooks."""
 
     def __init__(self, own: nn.Module, gate: Any, up: Any, down: Any) -> None:
