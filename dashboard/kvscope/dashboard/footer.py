@@ -5,7 +5,7 @@ from textual.widgets import Footer
 
 
 class KeyFooter(Footer):
-    """Textual's footer, composed anew only when it would differ; no key is cut at the edge, none leaves a trace.
+    """Textual's footer, composed anew only when it would look different, and without a trace of the keys it had.
 
     Textual 8.2 keeps every key of a footer for as long as the footer lives: each is bound to `compact`, and nothing
     unbinds it. A change of `compact` drops those that are gone; telling of one that is none does the same.
@@ -14,14 +14,6 @@ class KeyFooter(Footer):
     def __init__(self) -> None:
         super().__init__(show_command_palette=False)
         self._shown: list[tuple[str, str, bool]] = []
-
-    def on_mount(self) -> None:
-        self.screen.screen_layout_refresh_signal.subscribe(self, self._leave_out_cut_keys)
-
-    def _leave_out_cut_keys(self, _: Screen[object]) -> None:
-        for key in self.children:
-            if key.visible != (is_whole := key.region.right <= self.region.right):
-                key.visible = is_whole
 
     def bindings_changed(self, screen: Screen[object]) -> None:
         shown = [
