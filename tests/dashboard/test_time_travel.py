@@ -199,13 +199,17 @@ async def test_go_to_a_step_and_a_time():
         await until(pilot, lambda: not isinstance(app.screen, GoToScreen))
 
 
+async def go_to_the_end(app, pilot, source):
+    await pilot.press("end")
+    await until(pilot, lambda: source.player.position == source.player.length)
+    await until(pilot, lambda: app._frame.revision == source.view.revision)
+
+
 async def test_looking_back_from_a_block_and_from_a_request():
     engine, batches = crowded_engine()
     source = ReplaySource(recording_of(batches + engine.run(12)))
     async with running(source) as (app, pilot):
-        await pilot.press("end")
-        await until(pilot, lambda: source.player.position == source.player.length)
-        await until(pilot, lambda: app._frame.revision == source.view.revision)
+        await go_to_the_end(app, pilot, source)
         await pilot.press("1", "right", "w")
         block_id = app.chosen.cursor
         await until(pilot, lambda: source.player.position < source.player.length, "the block's last change")
@@ -221,9 +225,7 @@ async def test_looking_back_again_is_about_the_same_request():
     engine, batches = crowded_engine()
     source = ReplaySource(recording_of(batches + engine.run(12)))
     async with running(source) as (app, pilot):
-        await pilot.press("end")
-        await until(pilot, lambda: source.player.position == source.player.length)
-        await until(pilot, lambda: app._frame.revision == source.view.revision)
+        await go_to_the_end(app, pilot, source)
         assert app.chosen.key is None
         await pilot.press("v")
         await until(pilot, lambda: app.chosen.key is not None, "whose it is")
