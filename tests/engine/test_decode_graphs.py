@@ -220,7 +220,7 @@ def test_batch_sizes(max_num_seqs: int, sizes: list[int]) -> None:
     assert batch_sizes(max_num_seqs) == sizes
 
 
-def test_refused_without_cuda_or_with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_without_cuda_or_with_other_kernels(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = EngineConfig(cuda_graphs=True)
     check_cuda_graphs(EngineConfig(), get_backend("torch"))
     with pytest.raises(ConfigError, match=r"^--cuda-graphs needs a CUDA device"):
@@ -229,6 +229,9 @@ def test_refused_without_cuda_or_with_other_kernels(monkeypatch: pytest.MonkeyPa
     check_cuda_graphs(wanted, get_backend("triton"))
     with pytest.raises(ConfigError, match=r"^--cuda-graphs needs --attention-backend triton, not reference$"):
         check_cuda_graphs(wanted, get_backend("reference"))
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "check_cuda_graphs", lambda *_: None)
+    assert [prepare(config, loaded=tiny).info.cuda_graphs for config in (EngineConfig(), wanted)] == [False, True]
 
 
 # --- whole engines ------------------------------------------------------------------------------------------------
@@ -298,7 +301,7 @@ def test_the_same_tokens(
         assert tokens == wanted or min(margins) < 1e-4
     engine = fixture.engine
     assert 0 < engine.num_graph_steps < engine.step_number
-    assert f"steps, {engine.num_graph_steps} of them as CUDA graphs" in text_report(engine, [], [])
+    assert f"steps, {engine.num_graph_steps} of them replayed" in text_report(engine, [], [])
     assert EngineService(engine).stats()["graph_steps"] == engine.num_graph_steps
     assert (engine.counters.preemptions > 0) == is_preempted
     assert (engine.counters.copies > 0) == ("n" in options or "beam_width" in options)

@@ -53,6 +53,18 @@ def test_write_takes_a_part_of_a_fused_projection(name):
     assert torch.equal(value_cache.transpose(1, 2).flatten(0, 1)[slots], fused[:, 4:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_write_takes_elements_that_lie_apart(name, dtype):
+    """K and V of a projection that has them side by side, element by element."""
+    fused = torch.randn(5, 2, 16, 2, generator=torch.Generator().manual_seed(1)).to(dtype)
+    key_cache, value_cache = torch.zeros(2, 2, 4, 16, dtype=dtype), torch.zeros(2, 2, 4, 16, dtype=dtype)
+    slots = torch.tensor([7, 0, 3, 4, 1])
+    get_backend(name).write_kv(fused[..., 0], fused[..., 1], key_cache, value_cache, slots)
+    assert torch.equal(key_cache.transpose(1, 2).flatten(0, 1)[slots], fused[..., 0])
+    assert torch.equal(value_cache.transpose(1, 2).flatten(0, 1)[slots], fused[..., 1])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_written_is_what_attention_reads(make_case, name):
     """A step as the engine runs it: write this step's tokens, then attend."""

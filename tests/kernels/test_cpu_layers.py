@@ -6,7 +6,7 @@ from numba.core import event
 from torch import Tensor
 from torch.nn.functional import silu
 
-from kvscope.kernels import cpu_layers, threads
+from kvscope.kernels import cpu_layers
 from kvscope.kernels.numba_layers import layer_functions
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -60,46 +60,6 @@ def test_what_is_not_a_number_stays_so():
     for rows in (x, x.bfloat16()):
         for result in (cpu_layers.silu_and_multiply(rows, rows), cpu_layers.rotate(rows[None], rows, rows)):
             assert result.isnan().any(-1).all()
-
-
-def test_an_error_in_any_thread_is_raised_and_the_next_call_works():
-    def work_off(worker, first, last):
-        if first <= 5 < last:
-            raise ZeroDivisionError
-        done.append((first, last))
-
-    for stretches in ([(0, 4), (4, 8)], [(4, 8), (0, 4)]):
-        done: list[tuple[int, int]] = []
-        with pytest.raises(ZeroDivisionError):
-            threads.share_out(work_off, stretches)
-        assert done == [(0, 4)]
-
-
-def test_nobody_waits_for_a_thread_that_does_not_begin(monkeypatch):
-    monkeypatch.setattr(threads._Worker, "start", lambda worker, call: None)
-    seen = []
-    threads.share_out(lambda *stretch: seen.append(stretch), [(0, 1), (1, 3), (3, 4)])
-    assert seen == [(0, 0, 1), (0, 1, 3), (0, 3, 4)]
-
-
-def test_each_stretch_is_worked_off_once_by_as_many_threads_as_may(monkeypatch):
-    threads.share_out(lambda *_: None, [(i, i + 1) for i in range(6)])  # so that there are more of them
-    begun, start = [], threads._Worker.start
-    monkeypatch.setattr(threads._Worker, "start", lambda worker, call: begun.append(worker) or start(worker, call))
-    seen = []
-    threads.share_out(lambda *stretch: seen.append(stretch), [(i, i + 1) for i in range(9)], 3)
-    assert sorted(first for _, first, _ in seen) == list(range(9))
-    assert begun == threads._workers[:2]
-
-
-def test_a_call_inside_a_call_works_off_everything_itself():
-    seen = []
-
-    def outer(_, first, __):
-        threads.share_out(lambda worker, *stretch: seen.append((first, worker, stretch)), [(0, 1), (1, 2)])
-
-    threads.share_out(outer, [(0, 1), (1, 2)])
-    assert sorted(seen) == [(first, 0, stretch) for first in (0, 1) for stretch in ((0, 1), (1, 2))]
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])

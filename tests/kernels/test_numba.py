@@ -6,6 +6,9 @@ the contexts, and so every block of another sequence, holds NaN.
 
 import gc
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from numba.core import event
 from kvscope.kernels.backend import get_backend
 from kvscope.kernels.huge_pages import HUGE_PAGE_BYTES, _whole_pages, collapse, huge_zeros
 from kvscope.kernels.numba_backend import CompilationNotice, plan_tiles
+from kvscope.kernels.numba_elements import cache_directory
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 SHAPES = [(64, 64, 3), (20, 48, 2)]  # head sizes of K and V, query heads per KV head
@@ -140,8 +144,36 @@ def test_a_cache_that_is_gone_is_forgotten(make_case, backend):
     for _ in range(2):
         case = make_case([1], [9], head_size=64, group_size=3)
         assert relative_error(backend, case) <= LIMIT[torch.float32]
-        known = len(backend._known_caches)
+        known = len(backend._known_layouts)
         assert known >= 2
         del case
         gc.collect()
-        assert len(backend._known_caches) == known - 2
+        assert len(backend._known_layouts) == known - 2
+
+
+PLAINEST = """
+import torch
+from kvscope.kernels.blocked_weight import BlockedWeight
+from kvscope.kernels.numba_attention import rows_at_once
+weight, rows = torch.randn(64, 16).bfloat16(), torch.randn(2, 16).bfloat16()
+blocks = weight.view(1, 64, 8, 2).permute(0, 2, 1, 3).contiguous()
+found = BlockedWeight(blocks.data_ptr(), (64, 16), torch.bfloat16, None).multiply(rows)
+assert (found.float() - rows.float() @ weight.float().T).norm() < 0.1
+assert rows_at_once(64, 3) == 1
+"""
+
+
+def test_no_instruction_is_used_that_numba_was_told_to_do_without():
+    """On a processor that has AVX512_BF16 this ended the process, without a word from Python."""
+    command, environment = [sys.executable, "-c", PLAINEST], os.environ | {"NUMBA_CPU_NAME": "generic"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_compiled_code_is_kept_by_all_that_it_is_made_of(tmp_path):
+    (tmp_path / "numba_attention.py").write_text("calls numba_rows")
+    (tmp_path / "numba_rows.py").write_text("a")
+    before = cache_directory(tmp_path)
+    assert cache_directory(tmp_path) == before
+    (tmp_path / "numba_rows.py").write_text("b")
+    assert cache_directory(tmp_path) != before

@@ -1,22 +1,24 @@
-"""A weight in oneDNN's blocked order, read by a multiplication of our own where there are few rows."""
+"""A weight in oneDNN's blocked order, read by a multiplication of our own as far as that is the faster one."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from kvscope.kernels.numba_gemv import multiply_function
 from kvscope.kernels.numba_tile import BLOCK
-from kvscope.kernels.threads import STRETCHES_PER_THREAD, share_out
+from kvscope.kernels.threads import share_out
 
-MAX_ROWS = 32  # with more of them, how the weight is read matters less than arithmetic, in which oneDNN is as good
 FEW_ROWS = 2  # reading the weight is all that matters, and one thread may be as fast as the memory
-PROBED_ROWS = 16
+# Rows to try it with, and how many the answer holds for: of few, reading and waking threads matter; of many,
+# arithmetic, for which a processor may have units that only oneDNN knows.
+PROBES = ((16, 32), (64, math.inf))
 NUM_TURNS = 4  # the best of them counts
+MIN_TURNS, MAX_TURNS = 2, 12  # against another function: a no takes longer than a yes, since chance slows down either
 NEEDED_GAIN = 1.1  # below, another thread is not worth what it takes from others, nor another function a change
-_MAX_PROBED_BYTES = 1 << 26  # enough to come from memory, not from a cache
+_PROBED_BYTES = 1 << 26  # enough to come from memory, not from a cache; less where arithmetic takes longer
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -28,7 +30,7 @@ class BlockedWeight:
         self.num_outputs, self.size = shape
         self.num_bytes = self.num_outputs * self.size * dtype.itemsize
         self.num_threads = 1  # for few rows
-        self.max_rows = MAX_ROWS
+        self.max_rows = math.inf
         self.dtype = dtype
         self._address, self._bias = address, bias
         self._function = multiply_function(dtype == torch.bfloat16)
@@ -44,19 +46,13 @@ class BlockedWeight:
 
     def multiply(self, rows: Tensor) -> Tensor:
         """`[..., in_features]`, contiguous -> `[..., out_features]`."""
-        output = torch.empty((*rows.shape[:-1], self.num_outputs), dtype=rows.dtype)
+        output = rows.new_empty((*rows.shape[:-1], self.num_outputs))
         num_rows = rows.numel() // self.size
         bias = (0, 0) if self._bias is None else (self._bias.data_ptr(), self.num_outputs)
         inputs = rows.data_ptr(), num_rows, self._address, *bias
         arguments = *inputs, output.data_ptr(), self.size, self.num_outputs
-        num_blocks = self.num_outputs // BLOCK
-        num_threads = self.num_threads if num_rows <= FEW_ROWS else min(torch.get_num_threads(), num_blocks)
-        if num_threads == 1:
-            self._function(0, num_blocks, *arguments)
-        else:
-            count = min(STRETCHES_PER_THREAD * num_threads, num_blocks)
-            stretches = list(pairwise(num_blocks * i // count for i in range(count + 1)))
-            share_out(lambda _, *stretch: self._function(*stretch, *arguments), stretches, num_threads)
+        num_threads = self.num_threads if num_rows <= FEW_ROWS else torch.get_num_threads()
+        share_out(self._function, arguments, 2 * self.num_outputs // BLOCK, 2, num_threads)
         return output
 
 
@@ -75,20 +71,31 @@ def choose_num_threads(weights: Sequence[BlockedWeight]) -> None:
 
 
 def choose_max_rows(operators: Mapping[BlockedWeight, Multiply]) -> None:
-    """Leave all but few rows to another function of the same product where that is faster here. Mutates the weights.
+    """Leave many rows to another function of the same product where that is faster here. Mutates the weights.
 
-    So it is where the processor's vectors are too short, or too few, for the sums of a tile. Both take turns, so that
-    what else the machine does falls on both.
+    So it is where the processor's vectors are too short, or too few, for the sums of a tile, or where it multiplies
+    matrices.
     """
     for alike in _by_shape_and_type(list(operators)):
-        rows = torch.ones(1, PROBED_ROWS, alike[0].size, dtype=alike[0].dtype)
-        probed = _probed(alike)
-        own = theirs = float("inf")
-        for _ in range(NUM_TURNS):
-            own = min(own, seconds([weight.multiply for weight in probed], rows))
-            theirs = min(theirs, seconds([operators[weight] for weight in probed], rows))
+        max_rows: float = FEW_ROWS
+        for num_rows, holds_for in PROBES:
+            rows = torch.ones(1, num_rows, alike[0].size, dtype=alike[0].dtype)
+            probed = _probed(alike, _PROBED_BYTES * PROBES[0][0] // num_rows)
+            if not as_fast([weight.multiply for weight in probed], [operators[weight] for weight in probed], rows):
+                break
+            max_rows = holds_for
         for weight in alike:
-            weight.max_rows = MAX_ROWS if own <= NEEDED_GAIN * theirs else FEW_ROWS
+            weight.max_rows = max_rows
+
+
+def as_fast(ours: Sequence[Multiply], theirs: Sequence[Multiply], rows: Tensor) -> bool:
+    """Whether ours are; in turns, so that what else the machine does falls on both."""
+    best = other = math.inf
+    for turn in range(MAX_TURNS):
+        best, other = min(best, seconds(ours, rows)), min(other, seconds(theirs, rows))
+        if turn + 1 >= MIN_TURNS and best <= NEEDED_GAIN * other:
+            return True
+    return False
 
 
 def seconds(functions: Sequence[Multiply], rows: Tensor) -> float:
@@ -112,6 +119,6 @@ def _by_shape_and_type(weights: Sequence[BlockedWeight]) -> list[list[BlockedWei
     return list(shapes.values())
 
 
-def _probed(alike: list[BlockedWeight]) -> list[BlockedWeight]:
-    """So many of one shape that they come from memory."""
-    return alike[: max(_MAX_PROBED_BYTES // alike[0].num_bytes, 1)]
+def _probed(alike: list[BlockedWeight], num_bytes: int = _PROBED_BYTES) -> list[BlockedWeight]:
+    """So many of one shape, but one at least."""
+    return alike[: max(num_bytes // alike[0].num_bytes, 1)]

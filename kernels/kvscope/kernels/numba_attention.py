@@ -10,16 +10,19 @@ Blocks lie anywhere, so that no processor guesses the next one: it is asked for 
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba.extending import overload
+from numba.extending import overload, register_jitable
 
-from kvscope.kernels.numba_elements import FASTMATH, exp, narrow, wide
+from kvscope.kernels.numba_atomics import pointer
+from kvscope.kernels.numba_elements import exp, narrow, wide
+from kvscope.kernels.numba_layers import OPTIONS, compiled, real, words
 from kvscope.kernels.numba_prefetch import ask_for
-from kvscope.kernels.numba_rows import add_values, rows_at_once, score_key
+from kvscope.kernels.numba_rows import KEYS, add_values, rows_at_once, score_key, score_keys
 
+_MANY = 1 << 40  # of what is looked up by number, and never by length
 AHEAD_BYTES = 8192  # how far before its use a block is asked for, one KV head's part of each block counted
 
 
@@ -60,28 +63,89 @@ def _widened_for(row: Any, buffer: Any) -> Callable[..., Any]:
     return from_float16
 
 
-@lru_cache(maxsize=64)
-def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
-    """The kernel for these sizes; compiled at its first call per cache dtype, and kept on disk.
+@numba.njit(**OPTIONS)
+def _exponentials(row, largest):
+    """Of the differences to the largest, in place; their sum. Alone, the loop becomes vectors; inside others, not."""
+    total = np.float32(0)
+    for i in range(len(row)):
+        x = exp(row[i] - largest)
+        row[i] = x
+        total += x
+    return total
 
-    It works off `tiles[first:last]`, rows of (first token, number of queries, position of the first, sequence, KV
-    head), and writes `output [num_tokens, num_query_heads, value_size]`, float32 or bfloat16 like `query`. A cache
-    comes as `[num_rows, block_size * head_size]`, one row per block and head. `window` 0 and `soft_cap` 0 mean none.
-    Scratch, the calling thread's own: `scores` and `rows`, a query and its output each, of `max_queries * group_size`
-    rows; `buffer` of one block.
+
+@register_jitable
+def scratch_elements(block_elements, num_rows, row_size, most):
+    """Of one thread, in float32: a widened block, queries and outputs, and scores; whole cache lines."""
+    return (block_elements + num_rows * (row_size + most) + 15) // 16 * 16
+
+
+class AttentionArguments(NamedTuple):
+    """What a function of `attention_function` is told, each a word."""
+
+    query: int
+    """Addresses: query `[num_tokens, num_query_heads, head_size]`."""
+    keys: int
+    values: int
+    """Caches as `[num_rows, block_size * head_size]`, one row per block and head."""
+    block_tables: int
+    context_lengths: int
+    """int32 `[num_seqs, table_size]` and `[num_seqs]`."""
+    tiles: int
+    """int64 `[num_tiles, 5]`: first token, number of queries, how far before the end of the context the first is,
+    sequence, KV head."""
+    output: int
+    """`[num_tokens, num_query_heads, value_size]`."""
+    num_query_heads: int
+    table_size: int
+    block_size: int
+    rows_per_block: int
+    rows_per_head: int
+    """See `CacheLayout`."""
+    scale: int
+    window: int
+    soft_cap: int
+    """The first and the last float32, see `as_word`; 0: none."""
+    scratch: int
+    """Address of `scratch_elements` for each thread."""
+    num_rows: int
+    max_context_length: int
+    """Of a tile's query heads, and of positions: at most."""
+
+
+@lru_cache(maxsize=64)
+def attention_function(head_size: int, value_size: int, group_size: int, stored: Any, computed: Any) -> Any:
+    """A compiled function of (worker, first, last, address of the arguments): tiles `first:last`.
+
+    K and V come as elements of numpy's type `stored`, query and output as `computed`: see `_widened` and `wide`.
+    Compiled when first asked for, and kept on disk. The arguments are `AttentionArguments`, in their order.
     """
     scored, added = rows_at_once(head_size, group_size), rows_at_once(value_size, group_size)
-    row_size = head_size + value_size
+    row_size, in_sixteens = head_size + value_size, head_size % 16 == 0
 
-    @numba.njit(nogil=True, fastmath=FASTMATH, cache=True, error_model="numpy")
-    def kernel(
-        query, keys, values, tables, tiles, first, last, strides, scale, window, soft_cap, scores, rows, buffer, output
-    ):
-        block_size, rows_per_block, rows_per_head = strides
-        most = scores.shape[1]
+    def attend(worker, first, last, arguments):
+        (
+            query_at, keys_at, values_at, tables_at, contexts_at, tiles_at, output_at, num_heads, table_size,
+            block_size, rows_per_block, rows_per_head, scale_bits, window, cap_bits, scratch_at, num_rows, most,
+        ) = words(arguments, 18)  # fmt: skip
+        query = numba.carray(pointer(query_at), (_MANY, num_heads, head_size), computed)
+        output = numba.carray(pointer(output_at), (_MANY, num_heads, value_size), computed)
+        keys = numba.carray(pointer(keys_at), (_MANY, block_size * head_size), stored)
+        values = numba.carray(pointer(values_at), (_MANY, block_size * value_size), stored)
+        tables = numba.carray(pointer(tables_at), (_MANY, table_size), np.int32)
+        contexts = numba.carray(pointer(contexts_at), (_MANY,), np.int32)
+        tiles = numba.carray(pointer(tiles_at), (_MANY, 5), np.int64)
+        block_elements = block_size * max(head_size, value_size)
+        mine = scratch_at + 4 * worker * scratch_elements(block_elements, num_rows, row_size, most)
+        buffer = numba.carray(pointer(mine), (block_elements,), np.float32)
+        rows = numba.carray(pointer(mine + 4 * block_elements), (num_rows, row_size), np.float32)
+        scores_at = mine + 4 * (block_elements + num_rows * row_size)
+        scores = numba.carray(pointer(scores_at), (num_rows, most), np.float32)
+        scale, soft_cap = real(scale_bits), real(cap_bits)
         distance = max(AHEAD_BYTES // (block_size * head_size * keys.itemsize), 1)
         for tile in range(first, last):
-            token, num_queries, position, sequence, head = tiles[tile]
+            token, num_queries, back, sequence, head = tiles[tile]
+            position = np.int64(contexts[sequence]) - back
             table = tables[sequence]
             head_row = head * rows_per_head
             first_head = head * group_size
@@ -105,7 +169,20 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
                     ahead = values[np.int64(table[following]) * rows_per_block + head_row]
                 for j in range(num_queries):
                     seen = max(position + j - window + 1, 0) if window > 0 else 0
-                    for t in range(max(seen - base, 0), min(block_size, position + j + 1 - base)):
+                    t, high = max(seen - base, 0), min(block_size, position + j + 1 - base)
+                    while in_sixteens and t + KEYS <= high:
+                        for g in range(group_size):
+                            if j == 0:
+                                asked, until = t + KEYS * g // group_size, t + KEYS * (g + 1) // group_size
+                                ask_for(ahead, asked * head_size, until * head_size)
+                            row = j * group_size + g
+                            score_keys(
+                                head_size, k, t * head_size, rows, row * row_size, query,
+                                ((token + j) * num_heads + first_head + g) * head_size, scale,
+                                scores, row * most + base + t - start,
+                            )  # fmt: skip
+                        t += KEYS
+                    while t < high:
                         if j == 0:
                             ask_for(ahead, t * head_size, (t + 1) * head_size)
                         for g in range(0, group_size, scored):
@@ -114,6 +191,7 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
                                 head_size, scored, k, t * head_size, rows, row * row_size, row_size, scale,
                                 scores, row * most + base + t - start, most,
                             )  # fmt: skip
+                        t += 1
             for j in range(num_queries):
                 low = (max(position + j - window + 1, 0) if window > 0 else 0) - start
                 high = position + j + 1 - start
@@ -125,10 +203,7 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
                     largest = row[0]
                     for i in range(len(row)):
                         largest = max(largest, row[i])
-                    total = np.float32(0)
-                    for i in range(len(row)):
-                        row[i] = exp(row[i] - largest)
-                        total += row[i]
+                    total = _exponentials(row, largest)
                     inverse = np.float32(1) / total
                     for i in range(len(row)):
                         row[i] *= inverse
@@ -155,4 +230,4 @@ def attention_kernel(head_size: int, value_size: int, group_size: int) -> Any:
                     for d in range(value_size):
                         out[d] = narrow(sums[d], out[d])
 
-    return kernel
+    return compiled(attend)

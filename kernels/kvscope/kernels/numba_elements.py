@@ -1,18 +1,31 @@
 """What the compiled functions of a CPU know of single elements: bfloat16, which comes as uint16, and float32."""
 
+import hashlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import overload
 from platformdirs import user_cache_path
 
+
+def cache_directory(sources: Path) -> Path:
+    """Where what is compiled from this directory is kept: not in it, since it may be shared or read-only.
+
+    numba compiles a function again when the file that it is in has changed. These are made of parts from several files,
+    so the name depends on all of them.
+    """
+    parts = b"".join(path.read_bytes() for path in sorted(sources.glob("numba_*.py")))
+    return user_cache_path("kvscope") / "numba" / hashlib.sha256(parts).hexdigest()[:16]
+
+
 if not os.environ.get("NUMBA_CACHE_DIR"):
-    # Not beside the source, which may be shared or read-only.
-    numba.config.CACHE_DIR = str(user_cache_path("kvscope") / "numba")
+    numba.config.CACHE_DIR = str(cache_directory(Path(__file__).parent))
 
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered; NaN and infinities keep their meaning
 
@@ -27,6 +40,12 @@ def exp(x: Any) -> Any:
     for c in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
         p = p * r + np.float32(c)
     return p * np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+def target_has(feature: str) -> bool:
+    """Whether compiled code may use it: this processor has it, and numba was not told to compile for another one."""
+    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+    return f"+{feature}" in features.split(",")
 
 
 def wide(x: Any) -> Any:

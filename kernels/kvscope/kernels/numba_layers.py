@@ -8,7 +8,6 @@ eager operators would have rounded, so that results are theirs but for the order
 they may lie apart, the number of elements from one to the next is given.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import numba
 import numpy as np
 from numba import types
 
+from kvscope.kernels.numba_atomics import pointer
 from kvscope.kernels.numba_elements import FASTMATH, exp, narrow, rounded, wide
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
@@ -83,35 +83,61 @@ def _write_slots(first, last, new, new_strides, cache, cache_strides, slots, sha
                 out[i] = values[i]
 
 
+@numba.njit(**OPTIONS)
+def _add(first, last, left, right, output, size):
+    for i in range(first * size, last * size):
+        output[i] = narrow(wide(left[i]) + wide(right[i]), left[i])
+
+
 @numba.njit
 def at(address, element):
     return numba.carray(address, (_ENDLESS,), element)
 
 
-class LayerFunctions(NamedTuple):
-    """Functions of addresses and numbers, for one type of element. They hold no lock of Python's.
+@numba.njit
+def words(address, count):
+    """The arguments of a compiled function."""
+    return numba.carray(pointer(address), (count,), np.int64)
 
-    Called through ctypes: numba's own dispatch of tensors takes longer than most of these take to run.
+
+@numba.njit
+def real(word):
+    """What `as_word` was given."""
+    return np.uint32(word).view(np.float32)
+
+
+@lru_cache
+def as_word(x: float) -> int:
+    """A float32 among a compiled function's arguments."""
+    return int(np.float32(x).view(np.uint32))
+
+
+class LayerFunctions(NamedTuple):
+    """Compiled functions of (worker, first, last, address of the arguments), for one type of element.
+
+    Arguments are words: addresses, numbers, and float32 as their bits. They hold no lock of Python's.
     """
 
-    rms_norm: Callable[..., None]
-    """(first, last, x, weight, output, size, epsilon, offset): rows to a mean square of 1, times `offset + weight`.
+    rms_norm: Any
+    """x, weight, output, size, epsilon, offset: rows to a mean square of 1, times `offset + weight`.
 
     Without an offset a row is rounded before it is multiplied, with one only afterwards, as the models do.
     """
-    silu_and_multiply: Callable[..., None]
-    """(first, last, gate, row stride, up, row stride, output, size): `silu(gate) * up`."""
-    rotate: Callable[..., None]
-    """(first, last, x, token stride, head stride, cosines, sines, output, number of heads, half the size)
+    silu_and_multiply: Any
+    """gate, row stride, up, row stride, output, size: `silu(gate) * up`, by rows."""
+    rotate: Any
+    """x, token stride, head stride, cosines, sines, output, number of heads, half the size: by tokens.
 
     Rotary positions: i of each head of `x [num_tokens, num_heads, size]` paired with i + half; angles `[num_tokens,
     size]`.
     """
-    write_slots: Callable[..., None]
-    """(first, last, new, token stride, head stride, cache, block stride, head stride, slots, block size, heads, size)
+    write_slots: Any
+    """Twice (new, token stride, head stride, cache, block stride, head stride, size), then slots, block size, heads.
 
-    `new [num_tokens, num_kv_heads, size]` to `slots [num_tokens]` of a cache.
+    `new [num_tokens, num_kv_heads, size]` to `slots [num_tokens]` of a cache: K and V.
     """
+    add: Any
+    """left, right, output, size: `left + right`, by rows."""
 
 
 @lru_cache
@@ -123,51 +149,39 @@ def layer_functions(bfloat16: bool) -> LayerFunctions:
     """
     element = np.uint16 if bfloat16 else np.float32
 
-    def rms_norm(first, last, x, weight, output, size, epsilon, offset):
-        _rms_norm(first, last, at(x, element), at(weight, element), at(output, element), size, epsilon, offset)
+    def rms_norm(worker, first, last, arguments):
+        x, weight, output, size, epsilon, offset = words(arguments, 6)
+        x, weight, output = at(pointer(x), element), at(pointer(weight), element), at(pointer(output), element)
+        _rms_norm(first, last, x, weight, output, size, real(epsilon), real(offset))
 
-    def silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):
-        _silu_and_multiply(
-            first, last, at(gate, element), gate_stride, at(up, element), up_stride, at(output, element), size
-        )
+    def silu_and_multiply(worker, first, last, arguments):
+        gate, by_gate, up, by_up, output, size = words(arguments, 6)
+        gate, up, output = at(pointer(gate), element), at(pointer(up), element), at(pointer(output), element)
+        _silu_and_multiply(first, last, gate, by_gate, up, by_up, output, size)
 
-    def rotate(first, last, x, by_token, by_head, cosines, sines, output, heads, half):
-        _rotate(
-            first,
-            last,
-            at(x, element),
-            (by_token, by_head),
-            at(cosines, element),
-            at(sines, element),
-            at(output, element),
-            heads,
-            half,
-        )
+    def rotate(worker, first, last, arguments):
+        x, by_token, by_head, cosines, sines, output, heads, half = words(arguments, 8)
+        x, output = at(pointer(x), element), at(pointer(output), element)
+        cosines, sines = at(pointer(cosines), element), at(pointer(sines), element)
+        _rotate(first, last, x, (by_token, by_head), cosines, sines, output, heads, half)
 
-    def write_slots(first, last, new, by_token, by_head, cache, by_block, by_kv_head, slots, block_size, heads, size):
-        numbers = numba.carray(slots, (_ENDLESS,), np.int64)
-        shape = (block_size, heads, size)
-        _write_slots(
-            first,
-            last,
-            at(new, element),
-            (by_token, by_head),
-            at(cache, element),
-            (by_block, by_kv_head),
-            numbers,
-            shape,
-        )
+    def write_slots(worker, first, last, arguments):
+        numbers = words(arguments, 17)
+        slots, block_size, heads = at(pointer(numbers[14]), np.int64), numbers[15], numbers[16]
+        for i in (0, 7):
+            new, by_token, by_head, cache, by_block, by_kv_head, size = numbers[i : i + 7]
+            new, cache = at(pointer(new), element), at(pointer(cache), element)
+            shape = (block_size, heads, size)
+            _write_slots(first, last, new, (by_token, by_head), cache, (by_block, by_kv_head), slots, shape)
 
-    n, a, r = types.int64, types.voidptr, types.float32  # number, address, real
-    return LayerFunctions(
-        compiled(rms_norm, n, n, a, a, a, n, r, r),
-        compiled(silu_and_multiply, n, n, a, n, a, n, a, n),
-        compiled(rotate, n, n, a, n, n, a, a, a, n, n),
-        compiled(write_slots, n, n, a, n, n, a, n, n, a, n, n, n),
-    )
+    def add(worker, first, last, arguments):
+        left, right, output, size = words(arguments, 4)
+        _add(first, last, at(pointer(left), element), at(pointer(right), element), at(pointer(output), element), size)
+
+    return LayerFunctions(*map(compiled, (rms_norm, silu_and_multiply, rotate, write_slots, add)))
 
 
-def compiled(function: Callable[..., None], *arguments: Any) -> Callable[..., None]:
-    """A function of these types of arguments as machine code behind ctypes."""
-    decorate = numba.cfunc(types.void(*arguments), cache=True, error_model="numpy", fastmath=FASTMATH)
-    return decorate(function).ctypes  # type: ignore[no-any-return]
+def compiled(function: Any) -> Any:
+    """A function of (worker, first, last, address of the arguments) as machine code."""
+    n = types.int64
+    return numba.cfunc(types.void(n, n, n, n), cache=True, error_model="numpy", fastmath=FASTMATH)(function)

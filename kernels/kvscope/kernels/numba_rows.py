@@ -7,14 +7,18 @@ several query heads. K and V are float32, or bfloat16 as uint16; all else is flo
 from math import gcd
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from kvscope.kernels.numba_elements import target_has
+from kvscope.kernels.numba_tile import add_pairs
+
 _REAL, _HALF, _WORD, _INDEX = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+KEYS = 16  # that are multiplied at once
 _NO_BITS_BELOW = 16  # what bfloat16 lacks of float32
 # Vectors of 16 sums that the processor's registers hold, with some left for what is multiplied.
-_MAX_SUMS = 28 if binding.get_host_cpu_features().get("avx512f") else 6
+_MAX_SUMS = 28 if target_has("avx512f") else 6
 
 
 def rows_at_once(size: int, num_rows: int) -> int:
@@ -90,6 +94,83 @@ def score_key(
 
     n = types.int64
     return types.void(size, count, key, n, rows, n, n, types.float32, scores, n, n), generate
+
+
+@intrinsic(prefer_literal=True)
+def score_keys(
+    _: Any, size: Any, keys: Any, at: Any, rows: Any, first: Any, query: Any, query_at: Any, scale: Any, scores: Any,
+    to: Any,
+) -> Any:  # fmt: skip
+    """`scores[to + i]` = `scale` times the product of `keys[at + i * size:]` and `rows[first:]`, for i < `KEYS`.
+
+    Of `size` elements, a number known when compiling, a multiple of 16. `query[query_at:]` holds what `rows` does: of
+    two bfloat16, pairs are multiplied by the processor's own instruction, if it has it.
+    """
+    length = size.literal_value
+    both_half = keys.dtype == query.dtype == types.uint16
+    in_pairs = both_half and length % 32 == 0 and target_has("avx512bf16")
+    step = 32 if in_pairs else 16
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def memory(index: int) -> Any:
+            return context.make_array(signature.args[index])(context, builder, arguments[index]).data
+
+        _, _, at, _, first, _, query_at, scale, _, to = arguments
+        load = _load_pairs if in_pairs else _load_reals
+        multiplied, start = (memory(5), query_at) if in_pairs else (memory(3), first)
+        places = [_INDEX(place) for place in range(0, length - length % 16, step)]
+        row = [load(builder, builder.gep(multiplied, [builder.add(start, place)])) for place in places]
+
+        def sums(number: int, count: int) -> Any:
+            if count > 1:
+                low, high = sums(number, count // 2), sums(number + count // 2, count // 2)
+                return _add_across(builder, low, high, _ACROSS[count])
+            key = builder.add(at, _INDEX(number * length))
+            total = ir.Constant(ir.VectorType(_REAL, 16), [0.0] * 16)
+            for place, x in zip(places, row, strict=True):
+                part = load(builder, builder.gep(memory(1), [builder.add(key, place)]))
+                total = (add_pairs if in_pairs else _add_product)(builder, total, part, x)
+            return total
+
+        result = builder.fmul(sums(0, KEYS), _everywhere(builder, scale, KEYS))
+        target = builder.bitcast(builder.gep(memory(8), [to]), result.type.as_pointer())
+        builder.store(result, target).align = 4
+        return context.get_dummy_value()
+
+    n = types.int64
+    return types.void(size, keys, n, rows, n, query, n, types.float32, scores, n), generate
+
+
+# How vectors of 16, each with the parts of the sums of half as many keys, become one: the elements that are added.
+_QUARTERS = range(0, 16, 4)
+_ACROSS = {
+    2: [element for q in _QUARTERS for element in (q, q + 16, q + 1, q + 17)],
+    4: [element for q in _QUARTERS for element in (q, q + 1, q + 16, q + 17)],
+    8: [element for q in (0, 8, 16, 24) for element in range(q, q + 4)],
+    16: [element for q in (0, 8, 16, 24) for element in range(q, q + 4)],
+}
+
+
+def _add_across(builder: ir.IRBuilder, low: Any, high: Any, elements: list[int]) -> Any:
+    """Those elements of both, and their neighbours: two further in pairs of vectors of 4, else the next four."""
+    distance = 4 if elements[1] == 1 and elements[2] == 2 else 2
+    words = ir.VectorType(_WORD, 16)
+    left, right = (
+        builder.shuffle_vector(low, high, ir.Constant(words, [element + more for element in elements]))
+        for more in (0, distance)
+    )
+    return builder.fadd(left, right)
+
+
+def _load_reals(builder: ir.IRBuilder, pointer: Any) -> Any:
+    return _load(builder, pointer, 16)
+
+
+def _load_pairs(builder: ir.IRBuilder, pointer: Any) -> Any:
+    """32 bfloat16 as 16 words."""
+    value = builder.load(builder.bitcast(pointer, ir.VectorType(_WORD, 16).as_pointer()))
+    value.align = 2
+    return value
 
 
 @intrinsic(prefer_literal=True)

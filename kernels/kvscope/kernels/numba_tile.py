@@ -12,6 +12,7 @@ from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
+from kvscope.kernels.numba_elements import target_has
 from kvscope.kernels.numba_prefetch import CACHE_LINE_BYTES, prefetch
 
 BLOCK = 64  # outputs that lie side by side
@@ -30,7 +31,9 @@ def _add_reals(builder: ir.IRBuilder, sums: Any, weights: Any, x: Any) -> Any:
     return builder.fadd(sums, product, flags=("contract",))
 
 
-def _add_pairs(builder: ir.IRBuilder, sums: Any, weights: Any, x: Any) -> Any:
+def add_pairs(builder: ir.IRBuilder, sums: Any, weights: Any, x: Any) -> Any:
+    """16 sums, more by both products of 16 pairs of bfloat16 each; needs AVX512_BF16."""
+    binding.initialize_native_asmparser()  # numba itself never needs one
     kind = ir.FunctionType(_REALS, [_REALS, _WORDS, _WORDS])
     return builder.asm(kind, _PAIRS_INSTRUCTION, "=v,0,v,v", [sums, weights, x], side_effect=False)
 
@@ -46,10 +49,9 @@ def _add_widened_pairs(builder: ir.IRBuilder, sums: Any, weights: Any, x: Any) -
 def _choose_add(is_bfloat16: bool) -> Add:
     if not is_bfloat16:
         return _add_reals
-    if not binding.get_host_cpu_features().get("avx512bf16"):
+    if not target_has("avx512bf16"):
         return _add_widened_pairs
-    binding.initialize_native_asmparser()  # numba itself never needs one
-    return _add_pairs
+    return add_pairs
 
 
 def _load(builder: ir.IRBuilder, pointer: Any, kind: Any, align: int) -> Any:
@@ -73,7 +75,7 @@ def multiply_tile(
     `ahead` on, `LINES_AHEAD` cache lines of weights per element are asked for meanwhile.
     """
     is_bfloat16 = weight.dtype == types.uint32
-    add, element = _choose_add(is_bfloat16), _WORD if is_bfloat16 else _REAL
+    element = _WORD if is_bfloat16 else _REAL
     vector = ir.VectorType(element, _WIDTH)
     vectors = range(0, BLOCK, _WIDTH)
     tile = [(row, column) for row in range(num_rows.literal_value) for column in vectors]
@@ -82,6 +84,7 @@ def multiply_tile(
         def memory(index: int) -> Any:
             return context.make_array(signature.args[index])(context, builder, arguments[index]).data
 
+        add = _choose_add(is_bfloat16)
         weights, inputs, output = memory(1), memory(3), memory(7)
         _, _, start, _, first, count, ahead, _ = arguments
         before, loop = builder.block, builder.append_basic_block("loop")

@@ -1,98 +1,148 @@
-"""A few threads that share out the work of one call. They sleep between calls and need no lock of Python's.
+"""A few threads that share out the work of one call. They need no lock of Python's.
 
 numba's own would be a second OpenMP beside torch's, compile three times as long, and share out evenly by number instead
-of by length. An executor's futures cost 40 us a call, as much as a layer's whole attention over a short context.
+of by length. An executor's futures cost 40 us a call, as much as a layer's whole attention over a short context; waking
+a thread costs as much. So they stay awake from one layer to the next, but not from one step to the next, and give way
+to whoever wants the core meanwhile.
 Nobody waits for a thread that has not begun: on a busy machine the caller then does all of the work itself.
 """
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from queue import SimpleQueue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import addressof, c_int64
+from functools import cache
+from typing import Any, NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
-# So many where they cost nothing: the fewer, the longer the first to end may have to wait for the last.
-STRETCHES_PER_THREAD = 4
-# Called as (number of the worker, first, last) for work[first:last].
-WorkOff = Callable[[int, int, int], object]
+from kvscope.kernels.numba_sharing import LINE, MAX_THREADS, NUM_WORDS, sharing_functions
 
-
-class _Call:
-    """The stretches of one call: whoever is free takes the next."""
-
-    def __init__(self, work_off: WorkOff, stretches: Sequence[tuple[int, int]]) -> None:
-        self._work_off = work_off
-        self._left = deque(stretches)
-        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
-
-    def work(self, worker: int) -> None:
-        """Work off stretches until none is left."""
-        while True:
-            try:
-                first, last = self._left.popleft()
-            except IndexError:
-                return
-            error: BaseException | None = None
-            try:
-                self._work_off(worker, first, last)
-            except BaseException as raised:  # the caller raises it
-                error = raised
-            self._ended.put(error)
-
-    def wait(self, num_stretches: int) -> list[BaseException | None]:
-        """What each stretch ended with; all have ended then."""
-        return [self._ended.get() for _ in range(num_stretches)]
+PATIENCE_US = 200  # awake without work: longer than what lies between two layers' multiplications
 
 
 class _Worker:
-    """One thread, one call at a time."""
+    """One thread that works for the calls on the board."""
 
-    def __init__(self, number: int) -> None:
-        self._calls: SimpleQueue[_Call] = SimpleQueue()
-        self._number = number
+    def __init__(self, board: int, number: int) -> None:
+        self._board, self._number = board, number
+        self._functions = sharing_functions()
+        self._woken = threading.Semaphore(0)
         threading.Thread(target=self._serve, name=f"kvscope-worker-{number}", daemon=True).start()
 
-    def start(self, call: _Call) -> None:
-        self._calls.put(call)
+    def wake(self) -> None:
+        """Once for each time that it went to sleep."""
+        self._woken.release()
 
     def _serve(self) -> None:
         while True:
-            self._calls.get().work(self._number)
+            self._functions.serve(self._board, self._number, PATIENCE_US)
+            self._woken.acquire()
 
 
 _workers: list[_Worker] = []
+_recording = threading.local()
 _lock = threading.Lock()  # one call at a time has the workers; a second one does without
-os.register_at_fork(after_in_child=_workers.clear)  # a child has this list and none of its threads
 
 
-def share_out(work_off: WorkOff, stretches: Sequence[tuple[int, int]], num_threads: int | None = None) -> None:
-    """Call `work_off(worker, first, last)` for each stretch, in this thread and others: as many as there are stretches,
-    unless told otherwise. They are begun in order."""
-    num_threads = len(stretches) if num_threads is None else num_threads
+@cache
+def _board() -> tuple[int, NDArray[np.int64]]:
+    """The address of words that begin at a cache line, and their memory."""
+    words = np.zeros(NUM_WORDS + LINE, np.int64)
+    return words.ctypes.data + -words.ctypes.data % (LINE * words.itemsize), words
+
+
+def _forget_workers() -> None:
+    """In a child process, which has the list and none of the threads."""
+    _workers.clear()
+    _board.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_workers)
+
+
+def _hire(num_threads: int) -> tuple[int, list[_Worker]]:
+    """The board's address, and so many threads less the caller's."""
+    board = _board()[0]
+    while len(_workers) < num_threads - 1:
+        _workers.append(_Worker(board, len(_workers) + 1))
+    return board, _workers[: num_threads - 1]
+
+
+class Call(NamedTuple):
+    """One call of `share_out`, to be done again."""
+
+    function: Any
+    arguments: Any  # words that may be changed
+    num_items: int
+    grain: int
+    num_threads: int
+    keep: Any  # what its arguments point at
+
+
+class Program:
+    """Calls that follow each other, done again without Python between them. Serves one thread."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = list(calls)
+        self._max_threads = max(call.num_threads for call in calls)
+        rows = [(call.function.address, addressof(call.arguments), *call[2:5]) for call in calls]
+        self._table, self._asleep = np.array(rows, np.int64), np.zeros(1, np.int64)
+
+    def run(self) -> None:
+        """Do all of them, in order."""
+        alone = not _lock.acquire(blocking=False)
+        try:
+            board, workers = _hire(1 if alone else self._max_threads)
+            run, count, asleep = sharing_functions().run, len(self._table), self._asleep
+            following = run(board, self._table.ctypes.data, 0, count, False, alone, asleep.ctypes.data)
+            while following < count:
+                _wake(workers, int(asleep[0]))
+                following = run(board, self._table.ctypes.data, following, count, True, False, asleep.ctypes.data)
+        finally:
+            if not alone:
+                _lock.release()
+
+
+@contextmanager
+def recorded(note: Callable[[Call], object]) -> Iterator[None]:
+    """Also tell of each call of `share_out` in this thread."""
+    _recording.note = note
+    try:
+        yield
+    finally:
+        del _recording.note
+
+
+def share_out(
+    function: Any, arguments: Sequence[int], num_items: int, grain: int, num_threads: int, keep: Any = None
+) -> None:
+    """Call a compiled `function(worker, first, last, address of arguments)` for all items, in this thread and others.
+
+    Each goes through its part of the items in order, up to `grain` at a time, then takes over what others have left.
+    What the arguments point at, and nobody else keeps, is to be given as well, for who records.
+    """
+    words = (c_int64 * len(arguments))(*arguments)
+    num_threads = max(min(num_threads, num_items, MAX_THREADS), 1)
+    note = getattr(_recording, "note", None)
+    if note is not None:
+        note(Call(function, words, num_items, grain, num_threads, keep))
     if num_threads == 1 or not _lock.acquire(blocking=False):
-        for first, last in stretches:
-            work_off(0, first, last)
+        function.ctypes(0, 0, num_items, addressof(words))
         return
     try:
-        while len(_workers) < num_threads - 1:
-            _workers.append(_Worker(len(_workers) + 1))
-        call = _Call(work_off, stretches)
-        for worker in _workers[: num_threads - 1]:
-            worker.start(call)
-        call.work(0)
-        errors = call.wait(len(stretches))
+        board, workers = _hire(num_threads)
+        functions = sharing_functions()
+        _wake(workers, functions.post(board, function.address, addressof(words), num_items, grain, num_threads))
+        functions.finish(board, num_items)
     finally:
         _lock.release()
-    for error in errors:
-        if error is not None:
-            raise error
 
 
-def even_stretches(count: int, min_per_thread: int) -> list[tuple[int, int]]:
-    """`count` items in stretches of equal length, one per thread of torch's, but none below the minimum."""
-    num_threads = max(min(torch.get_num_threads(), count // max(min_per_thread, 1)), 1)
-    bounds = [count * i // num_threads for i in range(num_threads + 1)]
-    return list(pairwise(bounds))
+def _wake(workers: Sequence[_Worker], asleep: int) -> None:
+    """Those whose bits are set."""
+    for number, worker in enumerate(workers, 1) if asleep else ():
+        if asleep >> number & 1:
+            worker.wake()

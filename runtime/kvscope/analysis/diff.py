@@ -107,8 +107,8 @@ def diff(a: AnyRecording, b: AnyRecording) -> Diff:
 
 
 SETTINGS = (
-    "model", "device", "dtype", "attention_backend", "allocator", "prefix_caching", "admission", "preemption",
-    "num_host_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+    "model", "device", "dtype", "attention_backend", "cuda_graphs", "allocator", "prefix_caching", "admission",
+    "preemption", "num_host_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
 )  # fmt: skip
 TOTALS: dict[str, Callable[[Stats], float | None]] = {
     "requests": lambda s: s.requests.finished + s.requests.cancelled + s.requests.unfinished,

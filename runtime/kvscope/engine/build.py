@@ -9,6 +9,7 @@ import torch
 
 from kvscope.engine.attention import LayerGeometry
 from kvscope.engine.config import DEFAULT_MAX_MODEL_LEN, ConfigError, EngineConfig, use_prefix_caching
+from kvscope.engine.cpu_tapes import MAX_TAPED_SEQS, record
 from kvscope.engine.decode_graphs import CudaCapture
 from kvscope.engine.engine import Engine
 from kvscope.engine.host_memory import free_host_bytes
@@ -33,7 +34,6 @@ class Prepared:
     model: LoadedModel
     backend: AttentionBackend
     info: EngineInfo
-    cuda_graphs: bool = False
 
 
 def prepare(config: EngineConfig, *, name: str = "kvscope", loaded: LoadedModel | None = None) -> Prepared:
@@ -46,7 +46,7 @@ def prepare(config: EngineConfig, *, name: str = "kvscope", loaded: LoadedModel 
     check_kv_cache_dtype(config)
     check_cuda_graphs(config, backend)
     model = loaded if loaded is not None else load_model(config, backend)
-    return Prepared(model, backend, _describe(config, model, backend, name), config.cuda_graphs)
+    return Prepared(model, backend, _describe(config, model, backend, name))
 
 
 def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[int] | None = None) -> Engine:
@@ -65,8 +65,11 @@ def build_engine(prepared: Prepared, sink: EventSink, *, free_order: Sequence[in
         num_host_blocks=info.num_host_blocks,
         scales=_choose_scales(model) if info.kv_cache_dtype == "fp8_e4m3" else None,
     )
-    if prepared.cuda_graphs:
+    if info.cuda_graphs:
         _capture_decodes(runner, info)
+    elif prepared.backend.name == "numba":
+        seats = min(info.max_num_seqs, MAX_TAPED_SEQS)
+        runner.capture_decodes(record, max_num_seqs=seats, max_model_len=info.max_model_len, when_met=True)
     return Engine(
         info,
         runner,
@@ -163,6 +166,7 @@ def _describe(config: EngineConfig, model: LoadedModel, backend: AttentionBacken
         allocator=config.allocator,
         sliding_window=common_window(model.layers),
         kv_cache_dtype=config.kv_cache_dtype,
+        cuda_graphs=config.cuda_graphs,
     )
 
 

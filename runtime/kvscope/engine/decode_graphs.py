@@ -16,6 +16,7 @@ Block copies, swapping and the choice of tokens stay outside, and so does a step
 Not yet run on a device: the tests prove what the captured function does, and that it can be captured, not the capture.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -26,14 +27,17 @@ from torch import Tensor
 from kvscope.engine.step_inputs import StepInputs
 from kvscope.kernels.batch import PagedBatch
 
+OFTEN = 3  # times that a batch size is met before it is captured, where not all are at the start
+MAX_KEPT_BYTES = 1 << 27  # by those that are captured when met: those used last stay
 MAX_BATCH_SIZE = 256  # larger batches are launched kernel by kernel
 
 
 class Captured(NamedTuple):
     """A function that was captured: `replay` does again what it did then, which leaves its result in `output`."""
 
-    replay: Callable[[], None]
+    replay: Callable[[], bool | None]  # False: by the function itself, which cannot be done again otherwise
     output: Tensor
+    num_bytes: int = 0  # that it keeps, where that is known
 
 
 Capture = Callable[[Callable[[], Tensor]], Captured]
@@ -90,32 +94,53 @@ class DecodeGraphs:
         max_model_len: int,
         block_size: int,
         device: torch.device,
+        when_met: bool = False,
     ) -> None:
-        """Captures all batch sizes that so many sequences need, each of at most `max_model_len` positions."""
+        """Captures all batch sizes that so many sequences need, each of at most `max_model_len` positions.
+
+        Or each size, unpadded, when it has been met often enough.
+        """
         self.num_replays = 0
-        self._forward = forward
-        sizes = batch_sizes(max_num_seqs)
+        self._forward, self._capture = forward, capture
+        sizes = [min(max_num_seqs, MAX_BATCH_SIZE)] if when_met else batch_sizes(max_num_seqs)
         self._capacity, self._max_blocks, self._max_context = sizes[-1], -(-max_model_len // block_size), max_model_len
         self._buffer = torch.zeros(self._length(self._capacity), dtype=torch.int64, device=device)
         self._inputs = self._parts(self._buffer)
         self._inputs.slot_mapping.fill_(-1)
         self._query_start = torch.arange(self._capacity + 1, dtype=torch.int32, device=device)
         # The largest first: what it took is there for the smaller ones.
-        self._captured = {size: capture(partial(self._decode, size)) for size in reversed(sizes)}
+        early = [] if when_met else sizes[::-1]
+        self._captured = {size: capture(partial(self._decode, size)) for size in early}
+        self._times_met: Counter[int] | None = Counter() if when_met else None
 
     def fits(self, step: StepInputs) -> bool:
-        """Whether the step is a decode, and not larger than what was captured."""
+        """Whether the step is a decode, and not larger than what was captured, or is to be."""
         num_seqs, num_blocks = step.block_tables.shape
-        return step.max_query_length == 1 and num_seqs <= self._capacity and num_blocks <= self._max_blocks
+        if step.max_query_length != 1 or num_seqs > self._capacity or num_blocks > self._max_blocks:
+            return False
+        if self._times_met is None:
+            return True
+        self._times_met[num_seqs] += 1
+        return self._times_met[num_seqs] >= OFTEN
 
     def run(self, step: StepInputs) -> Tensor:
         """The logits of each sequence, float32 `[num_seqs, vocab_size]` on the device; valid until the next call."""
         host = self._on_host(step)
         self._buffer[: len(host)].copy_(host, non_blocking=True)
+        if self._times_met is not None:
+            self._meet(step.num_seqs, self._times_met)
         size = min(size for size in self._captured if size >= step.num_seqs)
-        self._captured[size].replay()
-        self.num_replays += 1
+        if self._captured[size].replay() is not False:
+            self.num_replays += 1
         return self._captured[size].output[: step.num_seqs]
+
+    def _meet(self, size: int, times_met: "Counter[int]") -> None:
+        """Have this size captured, as the one that was used last."""
+        captured = self._captured.pop(size, None) or self._capture(partial(self._decode, size))
+        self._captured[size] = captured
+        while len(self._captured) > 1 and sum(kept.num_bytes for kept in self._captured.values()) > MAX_KEPT_BYTES:
+            oldest = next(iter(self._captured))
+            del self._captured[oldest], times_met[oldest]
 
     def _decode(self, size: int) -> Tensor:
         """What is captured: reads nothing that changes from step to step but the buffer."""

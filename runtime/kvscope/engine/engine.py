@@ -32,7 +32,7 @@ class Runner(Protocol):
 
     @property
     def num_graph_steps(self) -> int:
-        """Steps so far that were replayed as CUDA graphs."""
+        """Steps so far that were replayed: as CUDA graphs, or as tapes of a CPU."""
         ...
 
     def run(self, extents: Sequence[Extent], copies: Sequence[BlockCopy]) -> dict[str, Any]: ...

@@ -57,8 +57,12 @@ class ModelRunner:
         return self.graphs.num_replays if self.graphs is not None else 0
 
     @torch.inference_mode()
-    def capture_decodes(self, capture: Capture, *, max_num_seqs: int, max_model_len: int) -> DecodeGraphs:
+    def capture_decodes(
+        self, capture: Capture, *, max_num_seqs: int, max_model_len: int, when_met: bool = False
+    ) -> DecodeGraphs:
         """From now on replay decodes of up to so many sequences; the backend must take padding, as triton does.
+
+        Unless batch sizes are captured when they are met.
 
         Raises:
             RuntimeError: the model's forward pass cannot be captured.
@@ -70,6 +74,7 @@ class ModelRunner:
             max_model_len=max_model_len,
             block_size=self.block_size,
             device=self._device,
+            when_met=when_met,
         )
         return self.graphs
 
@@ -94,7 +99,8 @@ class ModelRunner:
         inputs = pack_inputs(extents, self.block_size)
         choosing = [i for i, extent in enumerate(extents) if extent.stop == extent.sequence.num_tokens]
         if self.graphs is not None and self.graphs.fits(inputs):
-            rows = self.graphs.run(inputs).to("cpu")[choosing]
+            rows = self.graphs.run(inputs).to("cpu")
+            rows = rows if len(choosing) == len(extents) else rows[choosing]
         else:
             rows = self._run_inputs(inputs, choosing).to("cpu")
         return {extents[i].sequence.sequence_id: row for i, row in zip(choosing, rows, strict=True)}

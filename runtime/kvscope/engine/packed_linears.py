@@ -44,7 +44,7 @@ class PackedLinear(HookFree):
         super().__init__()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self._blocked: BlockedWeight | None = None  # for few rows
+        self._blocked: BlockedWeight | None = None  # for as many rows as it is the faster for
 
     @property
     def weight(self) -> Tensor:
@@ -57,7 +57,7 @@ class PackedLinear(HookFree):
         return torch.ops.mkldnn.data_ptr(self._packed), self._packed.numel() * self._packed.dtype.itemsize
 
     def read_in_place(self) -> BlockedWeight | None:
-        """From now on multiply up to some rows by our own function; None where it finds another order."""
+        """From now on multiply by our own function as far as it is faster; None where it finds another order."""
         shape, dtype = tuple(self._packed.shape), self._packed.dtype
         if not hasattr(torch.ops.mkldnn, "data_ptr") or not BlockedWeight.may_be(shape, dtype):
             return None

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from kvscope.engine.config import ConfigError
 from kvscope.engine.model_hub import resolve_model
 from kvscope.transport.discovery import check_unclaimed
 from kvscope.transport.keys import Listening
@@ -11,9 +12,11 @@ from kvscope.transport.sockets import check_bindable
 
 
 def check_run(model: str, *, record: Path | None, force: bool, max_bytes: int | None) -> None:
-    """Raises ConfigError: there is no such model. RecordingError: the recording could not be begun."""
+    """Raises ConfigError: no such model, or no recording to limit. RecordingError: it could not be begun."""
     if record is not None:
         check_recordable(record, force=force, max_bytes=max_bytes)
+    elif max_bytes is not None:
+        raise ConfigError("--record-max-size says how long a recording's files are; add --record FILE")
     resolve_model(model)
 
 

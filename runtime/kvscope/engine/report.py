@@ -70,7 +70,7 @@ def text_report(engine: Engine, requests: ListOf[Request], problems: ListOf[str]
 
 
 def _graph_steps(engine: Engine) -> str:
-    return f", {engine.num_graph_steps} of them as CUDA graphs" if engine.num_graph_steps else ""
+    return f", {engine.num_graph_steps} of them replayed" if engine.num_graph_steps else ""
 
 
 def _score(sequence: Sequence) -> str:

@@ -257,7 +257,7 @@ def check_state(state: EngineState) -> list[Finding]:
     sequences = [sequence for request in state.requests.values() for sequence in request.sequences]
     messages = [message for sequence in sequences for message in _check_sequence(state, sequence)]
     # Table by table, so that a thread that draws gets its turn in between.
-    held = np.concatenate([np.zeros(0, np.int64), *[np.array(each.block_table, np.int64) for each in sequences]])
+    held = np.concatenate([np.zeros(0, np.int64), *[np.fromiter(each.block_table, np.int64) for each in sequences]])
     entries = np.bincount(held, minlength=len(state.ref_counts))
     refs, written = state.ref_counts.numbers, state.written_slots.numbers
     if not np.array_equal(refs, entries):

@@ -210,6 +210,8 @@ def _logical(first: int, count: int) -> str:
 
 
 def _blocks(block_ids: list[int], letter: str = "P") -> str:
+    if len(block_ids) == 1:  # nearly always
+        return f"{letter}{block_ids[0]}"
     shown = " ".join(f"{letter}{block_id}" for block_id in block_ids[:MAX_LISTED_BLOCKS])
     more = len(block_ids) - MAX_LISTED_BLOCKS
     return f"{shown} and {more} more" if more > 0 else shown

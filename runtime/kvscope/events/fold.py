@@ -5,6 +5,8 @@ The live view, replay, the auditor and the tests all apply events through here. 
 """
 
 import copy
+from functools import lru_cache
+from typing import Any
 
 from kvscope.events import types as ev
 from kvscope.events.columns import Column
@@ -191,10 +193,16 @@ def _prefix_lookup(state: EngineState, event: ev.PrefixLookup) -> None:
     state.counters.prefix_hit_tokens += event.num_hit_tokens
 
 
+@lru_cache(1 << 12)
+def _same(value: Any) -> Any:
+    """One object for equal ones: a viewer keeps half an hour of tokens, and most of them are a few hundred words."""
+    return value
+
+
 def _tokens_generated(state: EngineState, event: ev.TokensGenerated) -> None:
     request, sequence = state.find(event.sequence_id)
-    sequence.token_ids += event.token_ids
-    sequence.pieces += event.pieces
+    sequence.token_ids += map(_same, event.token_ids)
+    sequence.pieces += map(_same, event.pieces)
     sequence.text += event.text
     if event.score is not None:
         sequence.score = event.score

@@ -83,6 +83,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     allocator: str = "paged"  # or contiguous: one run of blocks per sequence, for its maximum
     sliding_window: Annotated[int, msgspec.Meta(ge=1)] | None = None  # no layer looks back further; None: one does
     kv_cache_dtype: str = "auto"  # auto: as dtype
+    cuda_graphs: bool = False  # decode steps are replayed
 
     @property
     def kv_dtype(self) -> str:
