@@ -21,7 +21,7 @@ from kvscope.events.state import EngineState, FoldError
 from kvscope.events.transposed import read_transposed, transpose
 from kvscope.events.types import Batch, Event
 
-SAME_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+SAME_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 
 
 @pytest.fixture(autouse=True)

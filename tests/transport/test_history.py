@@ -91,6 +91,17 @@ def test_batches_are_kept_as_they_came_and_cleaned_again_when_looked_at(lab) -> 
     assert "\x1b" not in found.prompt + found.prompt_pieces[0]
 
 
+def test_what_is_over_is_packed(lab, monkeypatch) -> None:
+    """Packed batches, with more copies of the state, take a third less than the batches as they came."""
+    batches, sizes = lab.Stream(3).take(600), []
+    for num_events in (1_000, 1_000_000):
+        monkeypatch.setattr(history_module, "SEGMENT_EVENTS", num_events)
+        history = History()
+        feed(View(history), copy.deepcopy(batches))
+        sizes.append(history.num_bytes)
+    assert sizes[0] < 0.7 * sizes[1]
+
+
 def test_a_frozen_past_does_not_change(lab) -> None:
     stream, history = lab.Stream(3), History(max_batches=60)
     view = View(history)

@@ -1,6 +1,8 @@
 """Recordings: what was written comes back, what was torn is a prefix, what was changed is never believed."""
 
 import copy
+import errno
+import io
 import os
 import random
 import re
@@ -9,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgpack
@@ -22,6 +25,7 @@ from kvscope.events.fold import apply_batch
 from kvscope.events.state import EngineState, FullState
 from kvscope.transport.recording import Recorder, Recording, RecordingError, read_recording
 from kvscope.transport.recording import format as recording_format
+from kvscope.transport.recording import recorder as recorder_module
 from kvscope.transport.recording.format import MAX_CHUNK_BYTES
 from kvscope.transport.recording.packing import Unpacker
 
@@ -139,9 +143,10 @@ def chunked(tmp_path: Path, batches: list, monkeypatch: pytest.MonkeyPatch) -> P
     return record(tmp_path / "small.mcap", batches[:14])
 
 
-def read_or_refuse(path: Path, content: bytes) -> Recording | None:
+def read_or_refuse(path: Path, content: bytes | None = None) -> Recording | None:
     """None: refused with one line."""
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     try:
         return read_recording(path)
     except RecordingError as error:
@@ -284,6 +289,46 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(lab) -> None:
     recorder.close()
     recorder.close()
     assert served.publisher.snapshot().seq == 99
+
+
+@pytest.mark.parametrize("where", ["write", "fsync"])
+def test_a_broken_disk_ends_the_recording_and_nothing_else(lab, tmp_path: Path, monkeypatch, where: str) -> None:
+    """Every byte that was synced before can still be read."""
+    is_broken = threading.Event()
+
+    def until_broken(call):
+        def call_or_fail(*given):
+            if is_broken.is_set():
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return call(*given)
+
+        return call_or_fail
+
+    class Disk(io.FileIO):
+        write = until_broken(io.FileIO.write)
+
+    if where == "write":
+        monkeypatch.setattr(recorder_module.os, "fdopen", lambda file, mode: io.BufferedWriter(Disk(file, mode)))
+    else:
+        monkeypatch.setattr(recorder_module.os, "fsync", until_broken(os.fsync))
+    path = tmp_path / "run.mcap"
+    recorder = Recorder(path)
+    served = lab.serve(recorder=recorder)
+    client = lab.attach()
+    served.publish(50)
+    lab.wait_until(lambda: (read := read_or_refuse(path)) is not None and len(read.batches) == 50)
+    is_broken.set()
+    served.publish(50)
+    lab.wait_until(lambda: recorder.error is not None)
+    lab.wait_until(lambda: client.view.engine_warning == recorder.error)
+    assert recorder.error == f"recording stopped: Input/output error: {path}"
+    served.publish(50)
+    lab.wait_until(lambda: served.publisher.last_seq == 149)
+    recorder.close()
+    assert served.publisher.snapshot().seq == 149
+    recording = read_recording(path)
+    assert [seq for seq, _ in recording.batches] == list(range(max(len(recording.batches), 50)))
+    assert "ends abruptly" in str(recording.missing)
 
 
 def test_only_a_file_can_be_recorded_to(tmp_path: Path) -> None:

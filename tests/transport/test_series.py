@@ -12,6 +12,7 @@ from kvscope.events.fold import apply_batch
 from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
 from kvscope.transport.recording import (
+    Recorder,
     RecordingError,
     ReplaySource,
     SeriesRecorder,
@@ -124,12 +125,43 @@ def test_a_file_that_appears_in_the_way_ends_the_recording(lab, tmp_path: Path, 
     recorder, state = open_recorder(tmp_path / "run.mcap", max_bytes=1), EngineState()
     (tmp_path / "run.0002.mcap").write_bytes(b"mine")
     lab.wait_until(lambda: recorder._recorders[-1].num_file_bytes > 0)
-    state = apply_batch(state, batches[0])
-    recorder.record(0, 1, encode_batch(batches[0]), batches[0], state)
+    for seq, batch in enumerate(batches[:3]):
+        state = apply_batch(state, batch)
+        recorder.record(seq, 1, encode_batch(batch), batch, state)
     recorder.close()
     assert "run.0002.mcap exists" in str(recorder.error)
     assert (tmp_path / "run.0002.mcap").read_bytes() == b"mine"
     assert len(read_recording(tmp_path / "run.0001.mcap").batches) == 1
+
+
+def test_no_file_is_begun_for_a_state_alone(lab, tmp_path: Path, batches: list[Batch]) -> None:
+    """The last batch may be the one that fills a file."""
+    recorder, state = open_recorder(tmp_path / "run.mcap", max_bytes=1), EngineState()
+    for seq, batch in enumerate(batches[:2]):
+        lab.wait_until(lambda: recorder._recorders[-1].num_file_bytes > 0)
+        state = apply_batch(state, batch)
+        recorder.record(seq, 1, encode_batch(batch), batch, state)
+    recorder.close()
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == ["run.0001.mcap", "run.0002.mcap"]
+    assert [seq for path in files for seq, _ in read_recording(path).batches] == [0, 1]
+    assert [len(read_recording(path).batches) for path in files] == [1, 1]
+
+
+def test_a_state_alone_is_a_recording_and_may_be_the_last(lab, tmp_path: Path, batches: list[Batch]) -> None:
+    """As of an engine that was idle while somebody recorded it."""
+    files, state = record(lab, tmp_path / "run.mcap", batches), EngineState()
+    for batch in batches:
+        state = apply_batch(state, copy.deepcopy(batch))
+    files.append(tmp_path / f"run.{len(files) + 1:04}.mcap")
+    recorder = Recorder(files[-1])
+    recorder.record_keyframe(len(batches) - 1, 1, encode_state(state))
+    recorder.close()
+    for track in (open_recording(files[-1]), open_series(files)):
+        source = ReplaySource(track)
+        source.player.rewind()
+        source.player.seek_end()
+        assert encode_state(source.view.state) == encode_state(state)
 
 
 def test_two_recordings_in_one_file_are_named(lab, tmp_path: Path, batches: list[Batch]) -> None:

@@ -37,7 +37,7 @@ from kvscope.transport.wire import (
 logger = logging.getLogger(__name__)
 
 POLL_MS = 100
-GATHER_S = 0.02  # less than pictures are apart
+GATHER_S = 0.03  # less than pictures are apart
 MAX_FRAMES_PER_TURN = 256  # so that a flood on one socket does not starve the other
 CONNECT_TIMEOUT_S = 3.0
 

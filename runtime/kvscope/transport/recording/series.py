@@ -43,12 +43,16 @@ def _check_series(path: Path, *, force: bool = False) -> list[Path]:
 
 
 class SeriesRecorder:
-    """A recorder that goes on in another file. What is queued when one is full still goes into it."""
+    """A recorder that goes on in another file. What is queued when one is full still goes into it, and its index.
+
+    The next file is begun when there is a batch for it: none holds a state alone.
+    """
 
     def __init__(self, path: Path, max_bytes: int, *, force: bool = False) -> None:
         """Raises RecordingError: a file of that series exists (unless `force`, which removes them all)."""
         self.path, self._max_bytes, self._number = path, max_bytes, 1
         self._error: str | None = None
+        self._next: tuple[int, int, bytes] | None = None  # the last one is full; what another begins with
         for old in _check_series(path, force=force):
             old.unlink()
         self._recorders = [Recorder(self.file(1))]
@@ -68,18 +72,25 @@ class SeriesRecorder:
         self, seq: int, log_time_ns: int, payload: bytes, batch: Batch | None = None, state: EngineState | None = None
     ) -> None:
         """As `Recorder.record`. Without the state after the batch no new file can begin there."""
+        self._go_on()
         current = self._recorders[-1]
         current.record(seq, log_time_ns, payload, batch, state)
         if state is not None and current.num_file_bytes >= self._max_bytes and self.error is None:
-            self._go_on(seq, log_time_ns, state)
+            self._next = seq, log_time_ns, encode_state(state)
 
     def record_keyframe(self, seq: int, log_time_ns: int, state: bytes) -> None:
+        self._go_on()
         self._recorders[-1].record_keyframe(seq, log_time_ns, state)
 
     def record_bookmark(self, bookmark: Bookmark, log_time_ns: int) -> None:
         self._recorders[-1].record_bookmark(bookmark, log_time_ns)
 
-    def _go_on(self, seq: int, log_time_ns: int, state: EngineState) -> None:
+    def _go_on(self) -> None:
+        """In another file, if the last one is full."""
+        if self._next is None:
+            return
+        begins_with, self._next = self._next, None
+        self._recorders[-1].end()
         self._number += 1
         try:
             following = Recorder(self.file(self._number))
@@ -87,8 +98,7 @@ class SeriesRecorder:
             self._error = f"recording stopped: {error}: {self.path}"
             logger.error("%s", self._error)
             return
-        following.record_keyframe(seq, log_time_ns, encode_state(state))
-        self._recorders[-1].end()
+        following.record_keyframe(*begins_with)
         self._recorders = [one for one in self._recorders if one.is_alive() or one.error is not None]
         self._recorders.append(following)
 

@@ -1,12 +1,13 @@
 """The last minutes of a live engine, bounded in batches, bytes and time: what `space` lets the user walk through.
 
-Batches are kept as they came over the wire, a fifth of what they are decoded, and decoded again where somebody walks.
+Batches are kept as they came over the wire, packed together, and decoded again where somebody walks.
 """
 
 import threading
-from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 from typing import overload
 
 from kvscope.events.codec import decode_batch, encode_batch
@@ -17,63 +18,39 @@ from kvscope.events.state import EngineState, FullState
 from kvscope.events.types import Batch
 from kvscope.transport.healing import receivable
 from kvscope.transport.refusals import Refusals
+from kvscope.transport.timetravel.segments import (
+    BYTES_PER_BATCH,
+    BYTES_PER_WIRE_BYTE,
+    HistoryColumns,
+    Kept,
+    PackedBatches,
+    Segment,
+)
 
 MAX_BATCHES = 60_000
 MAX_BYTES = 48 << 20
 MAX_NS = 30 * 60 * 10**9
 SEGMENT_EVENTS = 2048  # how far a walk folds at most, unless copies of the state are large
 SEGMENTS_IN_BUDGET = 16  # a segment goes as a whole: none may be more than this part of all
-BYTES_PER_WIRE_BYTE = 2  # the batch, and the tokens it brought, which copies of the state go on sharing
-BYTES_PER_BATCH = 128
-
-
-@dataclass(slots=True)
-class HistoryColumns:
-    """Numbers of every batch: see `Columns`. What a survey would add is not known."""
-
-    seqs: "array[int]" = field(default_factory=lambda: array("q"))
-    steps: "array[int]" = field(default_factory=lambda: array("q"))
-    times_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    num_events: "array[int]" = field(default_factory=lambda: array("q"))
-    held: "array[int]" = field(default_factory=lambda: array("q"))
-    kinds: "array[int]" = field(default_factory=lambda: array("B"))
-    checkpoints: "array[int]" = field(default_factory=lambda: array("q"))
-    num_blocks: int = 0
-
-    def add(self, seq: int, batch: Batch) -> None:
-        self.seqs.append(seq)
-        self.steps.append(batch.step)
-        self.times_ns.append(batch.time_ns)
-        self.num_events.append(len(batch.events))
-
-    def extend(self, other: "HistoryColumns") -> None:
-        self.seqs += other.seqs
-        self.steps += other.steps
-        self.times_ns += other.times_ns
-        self.num_events += other.num_events
-
-
-@dataclass(slots=True)
-class _Segment:
-    """A copy of the state, and the batches that follow it; the next segment begins where they end."""
-
-    keyframe: Keyframe
-    seq: int | None  # of the batch before
-    columns: HistoryColumns = field(default_factory=HistoryColumns)
-    batches: list[bytes | Batch] = field(default_factory=list)  # encoded, but for those that hold a full state
-    num_events: int = 0
-    num_bytes: int = 0  # of the batches
+_NUM_UNPACKED = 4  # segments at once: who looks for something, and who walks, are each in one or two
 
 
 class _Decoding(Sequence[tuple[int, Batch]]):
     """Batches decoded at every look; what of them cannot be read is counted."""
 
-    def __init__(self, seqs: Sequence[int], batches: Sequence[bytes | Batch]) -> None:
-        self._seqs, self.kept = seqs, batches
+    def __init__(self, seqs: Sequence[int], parts: Sequence[PackedBatches | list[Kept]]) -> None:
+        self._seqs = seqs
+        self._starts = list(accumulate(map(len, parts), initial=0))[:-1]
+        self._unpacked = lru_cache(_NUM_UNPACKED)(lambda number: _unpack(parts[number]))
         self.refusals = Refusals()
 
     def __len__(self) -> int:
         return len(self._seqs)
+
+    def kept(self, place: int) -> Kept:
+        """The batch as it was kept, `place >= 0`."""
+        number = bisect_right(self._starts, place) - 1
+        return self._unpacked(number)[place - self._starts[number]]
 
     @overload
     def __getitem__(self, place: int) -> tuple[int, Batch]: ...
@@ -82,11 +59,16 @@ class _Decoding(Sequence[tuple[int, Batch]]):
     def __getitem__(self, place: int | slice) -> tuple[int, Batch] | list[tuple[int, Batch]]:
         if isinstance(place, slice):
             return [self[index] for index in range(*place.indices(len(self)))]
-        batch = self.kept[place]
+        place = range(len(self))[place]
+        batch = self.kept(place)
         if isinstance(batch, bytes):
             batch, num_refused = decode_batch(batch, printable=True)
-            self.refusals.add(range(len(self))[place], num_refused)
+            self.refusals.add(place, num_refused)
         return self._seqs[place], batch
+
+
+def _unpack(part: PackedBatches | list[Kept]) -> list[Kept]:
+    return part.unpack() if isinstance(part, PackedBatches) else part
 
 
 class FrozenTrack:
@@ -94,17 +76,15 @@ class FrozenTrack:
 
     missing = None
 
-    def __init__(self, segments: Sequence[_Segment]) -> None:
+    def __init__(self, segments: Sequence[Segment]) -> None:
         self.columns = HistoryColumns()
-        batches: list[bytes | Batch] = []
         self._keyframes = []
         for segment in segments:
-            if batches:
-                self.columns.checkpoints.append(len(batches))
+            if self.columns.seqs:
+                self.columns.checkpoints.append(len(self.columns.seqs))
                 self._keyframes.append(segment.keyframe)
             self.columns.extend(segment.columns)
-            batches += segment.batches
-        self.batches = _Decoding(self.columns.seqs, batches)
+        self.batches = _Decoding(self.columns.seqs, [segment.freeze() for segment in segments])
         self.initial_state = segments[0].keyframe.restore() if segments else None
         self.initial_seq = segments[0].seq if segments else None
 
@@ -123,7 +103,7 @@ class FrozenTrack:
 
     def mentions(self, position: int, needles: Sequence[bytes]) -> bool:
         """Whether the bytes of the batch after `position` others hold one of these; a full state may hold anything."""
-        kept = self.batches.kept[position]
+        kept = self.batches.kept(position)
         return not isinstance(kept, bytes) or any(needle in kept for needle in needles)
 
 
@@ -136,7 +116,7 @@ class History:
     def __init__(self, *, max_batches: int = MAX_BATCHES, max_bytes: int = MAX_BYTES, max_ns: int = MAX_NS) -> None:
         self._max_batches, self._max_bytes, self._max_ns = max_batches, max_bytes, max_ns
         self._lock = threading.Lock()
-        self._segments: list[_Segment] = []
+        self._segments: list[Segment] = []
         self._num_batches = self._num_bytes = 0
 
     def restart(self, state: EngineState, seq: int | None) -> None:
@@ -180,29 +160,30 @@ class History:
         return self._num_bytes
 
     def _begin_segment(self, state: EngineState, seq: int | None) -> None:
-        segment = _Segment(Keyframe(state), seq)
+        if self._segments:
+            before = self._segments[-1]
+            self._num_bytes -= before.num_bytes
+            before.pack()
+            self._num_bytes += before.num_bytes
+        segment = Segment(Keyframe(state), seq)
         self._segments.append(segment)
         self._num_bytes += segment.keyframe.num_bytes
 
-    def _add(self, seq: int, batch: Batch, kept: bytes | Batch, num_bytes: int) -> None:
-        segment = self._segments[-1]
-        segment.columns.add(seq, batch)
-        segment.batches.append(kept)
-        segment.num_events += len(batch.events)
-        segment.num_bytes += num_bytes
+    def _add(self, seq: int, batch: Batch, kept: Kept, num_bytes: int) -> None:
+        self._segments[-1].add(seq, batch, kept, num_bytes)
         self._num_batches += 1
         self._num_bytes += num_bytes
 
-    def _is_full(self, segment: _Segment) -> bool:
+    def _is_full(self, segment: Segment) -> bool:
         """Copies of the state take no more room than what happened between them, but for long quiet times."""
         is_long = segment.num_events >= SEGMENT_EVENTS or segment.num_bytes * SEGMENTS_IN_BUDGET >= self._max_bytes
         is_worth_a_copy = segment.num_bytes >= segment.keyframe.num_bytes
-        return (is_long and is_worth_a_copy) or len(segment.batches) * SEGMENTS_IN_BUDGET >= self._max_batches
+        return (is_long and is_worth_a_copy) or len(segment) * SEGMENTS_IN_BUDGET >= self._max_batches
 
     def _trim(self) -> None:
         while len(self._segments) > 1 and self._has_too_much():
             oldest = self._segments.pop(0)
-            self._num_batches -= len(oldest.batches)
+            self._num_batches -= len(oldest)
             self._num_bytes -= oldest.num_bytes + oldest.keyframe.num_bytes
 
     def _has_too_much(self) -> bool:
