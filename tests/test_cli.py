@@ -23,6 +23,7 @@ COMMANDS = (
     *("keys", "record", "check", "stats", "diff", "export", "status"),
 )
 PROMPT = ("--prompt", "O Romeo, Romeo, wherefore art thou")
+ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
 
 def assert_refused(done: Finished, *words: str) -> None:
@@ -409,9 +410,31 @@ def test_a_terminated_run_prints_what_it_has(kvscope: Kvscope, tmp_path: Path) -
     assert kvscope("check", str(recording)).code == 0
 
 
-def test_replay_in_a_terminal(kvscope: Kvscope, recording: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--no-mouse",)])
+def test_replay_in_a_terminal(kvscope: Kvscope, recording: Path, flags: tuple[str, ...]) -> None:
+    session = kvscope.in_terminal("replay", str(recording), *flags)
+    session.wait_for("REPLAY")
+    session.type("q")
+    assert session.wait() == 0
+    assert session.settings() == session.settings_before
+    asks_for_mouse = re.search(r"\x1b\[\?100[0-3]h", session.text) is not None
+    assert asks_for_mouse is not bool(flags)
+
+
+def test_suspended_by_its_key_and_back(kvscope: Kvscope, recording: Path) -> None:
+    """The shell finds its screen and modes, the process really stops, and what comes back is a whole picture."""
     session = kvscope.in_terminal("replay", str(recording))
     session.wait_for("REPLAY")
+    session.type("\x1a")
+    state_file = Path(f"/proc/{session.process.pid}/stat")
+    wait_until(lambda: state_file.read_text().rpartition(")")[2].split()[0] == "T")
+    wait_until(lambda: session.text.rpartition(ENTER_SCREEN)[2].count(LEAVE_SCREEN) == 1)
+    assert session.settings() == session.settings_before
+    session.process.send_signal(signal.SIGCONT)
+    wait_until(
+        lambda: all(word in session.text.rpartition(LEAVE_SCREEN)[2] for word in (ENTER_SCREEN, "REPLAY", "palette"))
+    )
+    assert session.settings() != session.settings_before
     session.type("q")
     assert session.wait() == 0
     assert session.settings() == session.settings_before

@@ -15,7 +15,7 @@ import pytest
 from kvscope.dashboard.errors import CommandError
 from kvscope.dashboard.still import parse_moment, parse_size
 from kvscope.events import types as ev
-from kvscope.events.codec import encode_batch
+from kvscope.events.codec import encode_batch, encode_state
 from kvscope.events.fold import apply_batch
 from kvscope.events.state import EngineState
 from kvscope.events.types import Batch
@@ -226,6 +226,10 @@ def rotated(roomy: Path, tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.glob("part.*.mcap"))
 
 
+def test_a_size_needs_a_recording(kvscope: Kvscope) -> None:
+    assert_refused(kvscope("run", "--prompt", "x", "--record-max-size", "64K"), "add --record FILE")
+
+
 def test_the_files_of_a_rotated_recording_are_one(kvscope: Kvscope, roomy: Path, rotated: list[Path]) -> None:
     assert len(rotated) > 1
     names = [str(path) for path in rotated]
@@ -238,7 +242,7 @@ def test_the_files_of_a_rotated_recording_are_one(kvscope: Kvscope, roomy: Path,
 
 def test_moments_before_a_later_file_of_a_rotated_recording(kvscope: Kvscope, rotated: list[Path]) -> None:
     """Its first picture is the state that it begins with, under that state's numbers; what was before is elsewhere."""
-    recording = [read for path in rotated if (read := read_recording(path)).batches][-1]
+    recording = read_recording(rotated[-1])
     part, state = str(recording.path), recording.initial_state
     assert state is not None
     assert state.step > 1
@@ -248,6 +252,20 @@ def test_moments_before_a_later_file_of_a_rotated_recording(kvscope: Kvscope, ro
     bounds = {"step:1": state.step, "seq:2": recording.initial_seq}
     for moment, bound in {**bounds, "time:0s": f"{state.time_ns / 1e9:.9f}s"}.items():
         assert_refused(kvscope("export", part, "--at", moment), f"begins at {moment.partition(':')[0]}:{bound}")
+
+
+def test_the_screen_of_a_state_alone(kvscope: Kvscope, rotated: list[Path], tmp_path: Path) -> None:
+    """As of an engine that was idle while somebody recorded it."""
+    state, alone = read_recording(rotated[-1]).initial_state, tmp_path / "alone.mcap"
+    assert state is not None
+    recorder = Recorder(alone)
+    recorder.record_keyframe(7, 1, encode_state(state))
+    recorder.close()
+    for moment in ("start", "end", "seq:7", f"step:{state.step}"):
+        done = kvscope("export", str(alone), "--at", moment, "--size", "160x45")
+        seconds = f"{state.time_ns / 1e9:.2f}"
+        assert f"the end  batch 0/0  step {state.step} of {state.step}  {seconds} of {seconds} s  " in done.output
+    assert_refused(kvscope("export", str(alone), "--at", "seq:8"), "ends at seq:7")
 
 
 def test_the_screen_at_a_moment(kvscope: Kvscope, roomy: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from textual.widgets._footer import FooterKey
 
 from kvscope.dashboard.app import DashboardApp
 from kvscope.dashboard.block_grid import BlockGrid
-from kvscope.dashboard.breakpoints_screen import BreakpointsScreen
+from kvscope.dashboard.breakpoints_screen import UNMARKED, BreakpointsScreen
 from kvscope.dashboard.frames import FrameBuilder, build_frame
 from kvscope.dashboard.grid_layout import Zoom
 from kvscope.dashboard.help import HelpScreen, draw_help
@@ -114,7 +114,7 @@ async def test_every_pane_can_be_reached_at_every_size(size):
             await until(pilot, lambda pane=pane: pane.has_focus and pane.size.height > 2, f"pane {name}")
             assert str(pane.border_title).startswith(str(number))
         await pilot.press("2")
-        await until(pilot, lambda: "preempted 1×" in screen_text(app), "the reason of the request")
+        await until(pilot, lambda: "preempted 1×" in app.query_one("#requests").text(), "the reason of the request")
         await pilot.press("5")
         await until(pilot, lambda: "r3 waits: needs 5 blocks" in app.query_one("#events").text(), "the event")
 
@@ -747,6 +747,12 @@ async def test_breakpoints_are_chosen_shown_and_cleared():
         await pilot.press("P")
         await until(pilot, lambda: is_asking(app, BreakpointsScreen) and "[ ] copy-on-write" in screen_text(app))
         await pilot.press("space", "down", "down", "space", "tab")
+        signs = [part.style for strip in strips_of(app) for part in strip if part.text == UNMARKED]
+        assert len(signs) == 3
+        assert all(
+            max(abs(x - y) for x, y in zip(style.color.triplet, style.bgcolor.triplet, strict=True)) > 90
+            for style in signs
+        )
         marks = {"[x] copy-on-write", "[ ] preemption", "[x] eviction", "[ ] refusal"}  # told without a colour
         await until(pilot, lambda: all(mark in screen_text(app) for mark in marks), "what is marked")
         await pilot.press("1", "2", "1", "enter")
@@ -782,6 +788,25 @@ async def test_a_frame_that_comes_while_the_panes_are_taken_down_is_not_drawn(mo
         monkeypatch.setattr(DashboardApp, "is_running", False)
         app.on_frame_ready(FrameReady(app._frame))
         app.draw_top()
+
+
+async def test_no_key_at_the_bottom_is_cut():
+    """At every width as many as fit, whole; the first ones stay, for they lead to all the others."""
+
+    def labels(app) -> list[str]:
+        return [f"{key.key_display} {key.description}" for key in app.query(FooterKey)]
+
+    async with running(live(num_steps=2), (200, 24)) as (app, pilot):
+        await until(pilot, lambda: labels(app)[-1:] == ["s svg"], "all of them")
+        every = labels(app)
+        for width in (60, 80, 83, 108, 120, 200):
+            lines = [" " + "  ".join(every[:number]) for number in range(1, len(every) + 1)]
+            longest = [line for line in lines if cell_len(line) <= width][-1]
+            await pilot.resize_terminal(width, 24)
+            await until(
+                pilot, lambda line=longest: screen_text(app).splitlines()[-1].rstrip() == line, f"{width}: {longest}"
+            )
+            assert " " + "  ".join(labels(app)) == longest  # none that is there and cannot be seen
 
 
 async def test_the_footer_lets_go_of_the_keys_it_no_longer_shows():

@@ -24,7 +24,10 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 TEXTS = st.text("ab .│■界世é\x1b\x9b\n", max_size=8)  # control characters must never get through
 STRIPS = st.lists(st.builds(Segment, TEXTS, st.sampled_from(STYLES), st.none()), max_size=4).map(Strip)
 PAINT = st.tuples(st.integers(0, WIDTH - 1), st.integers(0, HEIGHT - 1), STRIPS)
-STEPS = st.lists(st.one_of(PAINT, st.sampled_from(["send", "lose"])), max_size=30)
+CELL = st.tuples(st.integers(0, WIDTH), st.sampled_from("xy│"), st.sampled_from(["", "1", "31"]))
+CELLS = st.lists(CELL, max_size=4, unique_by=lambda cell: cell[0]).map(sorted)
+PUT = st.tuples(st.integers(0, WIDTH - 1), st.integers(0, HEIGHT - 1), CELLS)
+STEPS = st.lists(st.one_of(PAINT, PUT, st.sampled_from(["send", "lose"])), max_size=30)
 
 
 class Terminal:
@@ -59,8 +62,10 @@ def test_changes_bring_the_terminal_to_what_a_whole_picture_shows(steps: list[ob
             changes = canvas.take_changes()
             assert not {"\n", "\x9b"} & {*changes}
             terminal.feed(changes)
-        else:
+        elif isinstance(step[2], Strip):  # type: ignore[index]
             canvas.paint(*step)  # type: ignore[misc]
+        else:
+            canvas.put(*step)  # type: ignore[misc]
     for graphemes, _ in canvas._wanted:  # no half of a wide one is left over
         assert [cell_len(grapheme) == 2 for grapheme in graphemes] == [*(g == "" for g in graphemes[1:]), False]
         assert graphemes[0]

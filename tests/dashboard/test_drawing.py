@@ -19,12 +19,13 @@ from kvscope.dashboard.grid import block_glyph, draw_row
 from kvscope.dashboard.grid_layout import NO_LIGHT, Light, Zoom, lay_out
 from kvscope.dashboard.header import draw_banner, draw_bar, draw_gauge, draw_header, format_bytes
 from kvscope.dashboard.inspector import draw_block
+from kvscope.dashboard.legend import legend
 from kvscope.dashboard.owners import SEVERAL
 from kvscope.dashboard.pool_frame import PoolFrame, TracesFrame, build_pool
 from kvscope.dashboard.requests import draw_request_row, list_rows
 from kvscope.dashboard.selection import light_of, shown_sequence, touched_blocks
-from kvscope.dashboard.strips import clip, clip_start, wrap_parts
-from kvscope.dashboard.table import copied_blocks, draw_table, draw_text
+from kvscope.dashboard.strips import clip, clip_start, fit_whole, wrap_parts
+from kvscope.dashboard.table import TableDrawing, copied_blocks, draw_table, draw_text
 from kvscope.dashboard.theme import BOLD, CURSOR, FAINT, TEXT, TINTS, lit_style, owner_style
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.events.audit import Finding
@@ -268,6 +269,59 @@ def test_header_fills_its_line_exactly(width):
     assert "step 1" in strip.text
 
 
+@pytest.mark.parametrize(("cuda_graphs", "shown"), [(False, " triton  "), (True, " triton graphs  ")])
+def test_header_says_how_steps_are_launched(cuda_graphs, shown):
+    frame = frame_of(article_batches())
+    info = msgspec.structs.replace(frame.info, attention_backend="triton", cuda_graphs=cuda_graphs)
+    assert shown in draw_header(frame._replace(info=info), "story", UNICODE, 160, 0.0).text
+
+
+@pytest.mark.parametrize("recording", ["", "run.mcap"])
+def test_of_the_header_facts_are_left_out_whole(recording):
+    frame = frame_of(article_batches())._replace(step=123_456, tokens_per_s=27.0, seq=6_543_210)
+    facts = ["step 123456", "27 tok/s", "seq 6543210"]
+    for width in range(60, 131):
+        text = draw_header(frame, "story", UNICODE, width, 0.0, recording=recording).text
+        shown = [fact for fact in facts if fact in text]
+        rest = text.rpartition(f" {shown[-1]}" if shown else "REC ")[2]
+        assert rest.split() in (["?", "help"], ["?", "help", ":", "palette"]), text
+        assert rest.startswith(" ")
+        assert shown == facts[: len(shown)]
+    assert shown == facts
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["a ", "bb  ", "生 ", "c"]), min_size=1, max_size=3), max_size=6),
+    st.integers(0, 30),
+)
+def test_what_does_not_fit_whole_is_left_out(items, room):
+    fitted = fit_whole([[(text, TEXT) for text in item] for item in items], room)
+    ways = ["".join(text for item in items[:count] for text in item) for count in range(len(items) + 1)]
+    assert "".join(text for text, _ in fitted) == [way for way in ways if cell_len(way.rstrip()) <= room][-1]
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+@pytest.mark.parametrize("by", ColourBy)
+@pytest.mark.parametrize("zoom", Zoom)
+def test_the_legend_leaves_out_what_does_not_fit(zoom, by, glyphs):
+    pool = five_states()._replace(traces=TracesFrame(np.zeros(7, np.int64), np.zeros(7, np.int64), 9, 5))
+    if zoom is Zoom.HALVES and glyphs is ASCII:
+        return  # there it is no zoom
+
+    def words(width):
+        layout = lay_out(pool, 80, 9, zoom)
+        return "".join(text for text, _ in legend(pool, layout, by, glyphs, key="c", width=width)).rstrip()
+
+    every = words(300)
+    assert "free" in every or "most" in every
+    for width in range(len(every)):
+        shown = words(width)
+        assert len(shown) <= width
+        assert every.startswith(shown)
+        assert not shown or every[len(shown)] == " "
+        assert not shown or any(map(str.isalnum, shown.split(" ")[-1])), f"{shown!r}: a sign without its word"
+
+
 def test_stale_says_for_how_long_and_why():
     frame = frame_of(article_batches())._replace(status=Status.STALE, status_detail="no heartbeat since 12:04:31")
     assert "▲ STALE 12 s" in draw_header(frame, "story", UNICODE, 120, 12.3).text
@@ -332,6 +386,21 @@ def test_finished_requests_come_last():
     frame = frame_of(batches)
     assert [row.key for row in list_rows(frame) if row.sequence is None][-1] == "r1"
     assert "✓ cancelled" in "\n".join(request_lines(frame))
+
+
+def test_lines_of_a_table_with_the_same_facts_look_the_same():
+    engine, batches = swapping_engine()
+    source, drawn = ListSource(), {}
+    for batch in [*article_batches(), *candidates_batches(), *batches, *engine.run(12)]:
+        source.feed([batch])
+        frame = build_frame(source.view, FrameBuilder())
+        for request in frame.requests:
+            for sequence in request.sequences:
+                drawing = TableDrawing(frame, (request, sequence), UNICODE, 90, token=None)
+                for y in range(len(drawing)):
+                    if (facts := drawing.facts(y)) is not None:
+                        assert drawn.setdefault(repr(facts), drawing[y]) == drawing[y]
+    assert drawn
 
 
 def test_table_of_the_candidate_that_copied():
@@ -529,3 +598,16 @@ def test_a_number_of_three_digits_pushes_no_slots_out_of_their_column():
     blocks = range(3 * layout.columns, 4 * layout.columns)
     starts = [place * layout.cell_width for place in range(layout.columns)]
     assert [text.index(f"P{block_id}") for block_id in blocks] == starts
+
+
+@pytest.mark.parametrize("hits", [7, 10, 100])
+def test_a_logical_number_is_whole_or_left_out(hits):
+    """Also in the last column, whose last cell of air is beyond the edge."""
+    ones = np.ones(700, np.int32)
+    pool = build_pool(2, ones, 2 * ones, ())._replace(traces=TracesFrame(ones, hits * ones, 1000, 0))
+    layout = lay_out(pool, 68, 14, Zoom.SLOTS)
+    light = NO_LIGHT._replace(by=ColourBy.REUSE, logical=dict.fromkeys(range(700), 23))
+    width = layout.columns * layout.cell_width - 1
+    for row in range(layout.rows):
+        cells = draw_row(pool, layout, row, light, glyphs=UNICODE, width=width).text.split("P")[1:]
+        assert {tuple(cell.split()[2:]) for cell in cells} <= {(str(hits), "L23"), (str(hits),)}

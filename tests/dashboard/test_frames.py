@@ -326,6 +326,28 @@ def test_the_pump_posts_only_when_something_changed_and_one_frame_at_a_time():
     assert [frame.status_detail for frame in frames] == ["", "more"]
 
 
+def test_the_pump_builds_nothing_while_there_is_no_room():
+    source, frames, waiting, asked = ListSource(article_batches()), [], [], threading.Event()
+    source.start()
+
+    def has_room(callback) -> bool:
+        waiting.append(callback)
+        asked.set()
+        return False
+
+    arrived = threading.Event()
+    pump = FramePump(source.view, lambda frame: frames.append(frame) or arrived.set() or True, 500, has_room)
+    pump.start()
+    assert asked.wait(5)
+    source.view.set_status(source.view.status, "newer")
+    assert not arrived.wait(0.05)
+    waiting[0]()
+    assert arrived.wait(5)
+    asked.clear()
+    pump.close()
+    assert [frame.status_detail for frame in frames] == ["newer"]  # what is there when there is room
+
+
 def test_the_dashboard_never_loads_torch():
     code = (
         "import sys, kvscope.dashboard.app\n"

@@ -209,6 +209,30 @@ def test_losses_and_findings_are_told():
         assert "step 7, invariant 3: written while shared" in text
 
 
+def test_what_was_not_looked_at_is_blank_and_said_to_be():
+    samples = [take_sample(frame) for _, frame in watched()]
+    later = [sample._replace(time_ns=sample.time_ns + 10**11, step=sample.step + 99) for sample in samples[20:]]
+    seen, with_gap = (text_of(draw_history(these, UNICODE, 120, 6)) for these in (samples, [*samples[:20], *later]))
+    assert "blank" not in seen
+    assert "blank: not looked at" in with_gap
+
+
+@pytest.mark.parametrize("width", [57, 77, 197])
+def test_the_ledger_fits_and_the_chart_takes_the_rest(width):
+    frames = [frame for _, frame in watched()]
+    series = Series()
+    for frame in frames:
+        series.observe(frame)
+    samples = series.until(1 << 62)
+    low, high = (draw_insight(frames[-1], samples, UNICODE, width, height) for height in (10, 60))
+    assert len(high) in (58, 59, 60)
+    assert text_of(low).splitlines()[-5:] == text_of(high).splitlines()[-5:]
+    head, *rows = text_of(high).split("Waste ledger, ")[1].splitlines()[:11]
+    assert head.split()[-3:] == ["blocks", "bytes", "requests"] or "Prefix cache" in head
+    for row in rows:
+        assert re.search(r"\d (B|KiB) +[\d.]+( |$)", row), row
+
+
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (160, 45)])
 @pytest.mark.parametrize("ascii_only", [False, True])
 async def test_the_insight_screen_opens_and_closes(size, ascii_only):

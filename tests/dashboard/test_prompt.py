@@ -201,3 +201,15 @@ def test_terminals_have_several_ways_to_ask_for_another_line(sent):
     assert TerminalDriver  # its module teaches Textual one of them
     parser = XTermParser()
     assert {event.key for event in [*parser.feed(sent), *parser.feed("")]} <= set(keys.split(","))
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)])
+async def test_notices_and_keys_are_ascii_too_and_hide_nothing_that_the_prompt_says(size):
+    async with running(live(num_steps=2), size, ascii_only=True) as (app, pilot):
+        await pilot.press("x")
+        await until(pilot, lambda: "select a request first" in screen_text(app), "the notice")
+        await pilot.press("i", *"hi temprature=1", "enter")
+        problem = "unknown option 'temprature'; did you mean"
+        await until(pilot, lambda: problem in screen_text(app) and "Enter send" in screen_text(app), "both")
+        assert "select a request first" in screen_text(app)
+        assert screen_text(app).isascii()

@@ -65,6 +65,21 @@ async def test_keys_palette_and_mouse_reach_the_same(source_of, pane):
         assert titles <= by_mouse
 
 
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (200, 60)])
+@pytest.mark.parametrize("ascii_only", [False, True])
+async def test_the_palette_is_a_whole_frame(size, ascii_only):
+    first, last = "++" if ascii_only else "╭╯"
+    async with running(live(num_steps=2), size, ascii_only=ascii_only) as (app, pilot):
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: "Back out one level" in screen_text(app), "its list")
+        line, options = app.screen.query_one("#--input"), app.screen.query_one(OptionList)
+        await until(pilot, lambda: line.region.bottom == options.region.y, "one below the other")
+        lines = screen_text(app).splitlines()
+        assert lines[line.region.y][line.region.x] == first
+        assert lines[options.region.bottom - 1][options.region.right - 1] == last
+        assert screen_text(app).isascii() == ascii_only
+
+
 async def test_a_click_in_the_palette_does_it():
     async with running(live(num_steps=2), (120, 50)) as (app, pilot):
         zoom = app.query_one("#grid").layout_now.zoom
@@ -132,6 +147,13 @@ async def test_every_hint_names_the_key_in_force():
         app.pop_screen()
         app.action_cancel()
         await until(pilot, lambda: f"first: {names['requests']}, then" in screen_text(app), "the notice")
+    async with running(ReplaySource(recording_of(candidates_batches())), (200, 45), look=Look(keymap=keymap)) as (
+        app,
+        pilot,
+    ):
+        names = app.key_names
+        hint = f"{names['play']} play  {names['step']} {names['back']} batch  {names['engine-step']} "
+        await until(pilot, lambda: hint in screen_text(app), "beside the timeline")
     for draw in (draw_banner, lambda *given, **keys: [draw_header(given[0], "x", *given[1:], **keys)]):
         frame = app._frame._replace(status=Status.HISTORY)
         words = "".join(strip.text for strip in draw(frame, UNICODE, 160, 0.0, keys=names))

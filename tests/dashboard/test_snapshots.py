@@ -1,26 +1,30 @@
-"""What every view looks like, at four sizes, in Unicode and in ASCII, dark, light and without colours.
+"""What every view looks like, at four sizes, in Unicode and in ASCII, dark, light, in few colours and without any.
 
-The snapshots are text: the screens as a person reads them (`SIZE-unicode.txt`, `SIZE-ascii.txt`), and of the first one
-which style each stretch of cells has (`SIZE-dark.txt`, ...). `make snapshots` writes them anew; read the difference.
+The snapshots are text: the screens as a person reads them (`SIZE-unicode.txt`, `SIZE-ascii.txt`), of the first one
+which style each stretch of cells has (`SIZE-dark.txt`, ...), and which codes a terminal of fewer colours gets
+(`80x24-16.txt`). `make snapshots` writes them anew; read the difference.
 """
 
 from __future__ import annotations
 
 import os
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from dashboard_story import StoryEngine, StorySource, crowded_engine, swapping_engine
 from rich.cells import cell_len
 from test_app import running, screen_text, strips_of, until
+from test_sparing import on_a_line
 
 from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.grid import draw_row
 from kvscope.dashboard.grid_layout import NO_LIGHT, Zoom, lay_out
 from kvscope.dashboard.keys import PANES
-from kvscope.dashboard.palettes import Recolour
+from kvscope.dashboard.palettes import ANSI_THEME, DARK_THEME, Recolour
 from kvscope.dashboard.pool_frame import build_pool
+from kvscope.dashboard.settings import COLOR_SYSTEMS
 from kvscope.dashboard.themed import Look
 
 FOLDER = Path(__file__).parent / "snapshots"
@@ -167,6 +171,25 @@ async def test_every_style(size, mode, monkeypatch):
         await compare(app, pilot, screens, "a sequence selected", styles_of)
         if size == SIZES[1]:
             await compare_colourings(app, pilot, screens, styles_of)
+    save(path, screens)
+
+
+def codes_of(app) -> list[str]:
+    """Each line as stretches of what a terminal gets for one look: `12 1;38;5;74;48;5;16`."""
+    rows = (groupby(row.styles) for row in app._canvas._wanted)
+    return [" | ".join(f"{len([*cells])} {codes or '-'}" for codes, cells in row) for row in rows]
+
+
+@pytest.mark.parametrize(("colours", "theme"), [("16", ANSI_THEME), ("256", DARK_THEME)])
+async def test_what_a_terminal_of_fewer_colours_gets(monkeypatch, colours, theme):
+    path = FOLDER / f"80x24-{colours}.txt"
+    screens = {} if WRITING else load(path)
+    look = Look(theme=theme, color_system=COLOR_SYSTEMS[colours])
+    async with on_a_line(monkeypatch, story(), look=look) as (app, pilot, _):
+        await compare(app, pilot, screens, "the pool", codes_of)
+        await pilot.press("2", "down", "down")
+        await until(pilot, lambda: app.chosen.key == "r1.0", "selection")
+        await compare(app, pilot, screens, "a sequence selected", codes_of)
     save(path, screens)
 
 

@@ -183,7 +183,7 @@ async def test_a_frame_waits_for_the_receipt_of_those_before_it(monkeypatch):
         app._canvas.forget()
         app.screen.refresh()
         called = []
-        app.when_there_is_room(lambda: called.append(line.num_frames))
+        assert not app.has_room(lambda: called.append(line.num_frames))
         await pilot.pause(0.05)
         assert not line.has_room
         assert not called

@@ -12,6 +12,7 @@ from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.go_to import Destination, GoToScreen, parse_destination
 from kvscope.dashboard.header import draw_banner, draw_header
 from kvscope.dashboard.playback import Moment, Usage, draw_playback, fold_columns, head_cell, stretch
+from kvscope.dashboard.prompt import PromptBar
 from kvscope.dashboard.themed import Look
 from kvscope.dashboard.timeline_bar import TimelineBar
 from kvscope.events.state import EngineState
@@ -146,8 +147,9 @@ def test_history_is_never_taken_for_live(width):
     header = draw_header(frame, "x", UNICODE, width, 0.0).text
     assert "◀ HISTORY 12.4 s behind" in header
     assert "LIVE" not in header
-    (banner,) = (strip.text for strip in draw_banner(frame, UNICODE, 160, 0.0))
-    assert "12.4 s behind, 34 batches; the engine is STALE" in banner
+    (banner,) = (strip.text for strip in draw_banner(frame, UNICODE, width, 0.0))
+    assert ("12.4 s behind, 34 batches" if width >= 80 else " 34 batches behind") + "; the engine is STALE" in banner
+    assert banner.rstrip().endswith("; L or End returns")
     one = frame._replace(behind=Behind(0, 1, Status.LIVE))
     assert "0.0 s behind, 1 batch; the engine is LIVE" in draw_banner(one, UNICODE, 160, 0.0)[0].text
     other = frame._replace(behind=Behind(None, None, Status.LIVE))
@@ -321,6 +323,18 @@ async def test_space_freezes_a_live_view_and_the_engine_goes_on():
         assert not app.query_one(TimelineBar).display
         source.feed(source.engine.step())
         await until(pilot, lambda: app._frame.step == step + 4, "it goes on")
+
+
+@pytest.mark.parametrize("pane", ["requests", "table", "text", "block", "events"])
+async def test_the_smallest_screen_has_room_for_pool_and_words_live_and_in_the_past(pane):
+    async with running(live(num_steps=4), (60, 20)) as (app, pilot):
+        grid, front = app.query_one("#grid"), app.query_one(f"#{pane}")
+        app.action_pane(pane)
+        await until(pilot, lambda: front.content_height >= 4 and grid.content_height >= 4, "live")
+        await pilot.press("space")
+        await until(pilot, lambda: "◀ HISTORY" in screen_text(app), "frozen")
+        await until(pilot, lambda: front.content_height >= 3 and grid.content_height >= 3, "the past")
+        await until(pilot, lambda: front.region.bottom == app.query_one(PromptBar).region.y, "all of it")
 
 
 async def test_the_past_hides_nothing_that_the_engine_warns_of():

@@ -9,9 +9,9 @@ from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.header import format_bytes
 from kvscope.dashboard.strips import Part, make_strip, wrap_parts
 
-LABEL_WIDTH = 32
-_COLUMNS = (("slots", 9), ("blocks", 9), ("bytes", 10), ("requests", 10))
-TABLE_WIDTH = LABEL_WIDTH + sum(width for _, width in _COLUMNS)
+_COLUMNS = (("", 32), ("slots", 9), ("blocks", 9), ("bytes", 10), ("requests", 10))
+_NARROW = (("", 30), ("blocks", 8), ("bytes", 9), ("requests", 10))  # slots are what blocks tell too
+TABLE_WIDTH = sum(width for _, width in _COLUMNS)
 
 
 def draw_ledger(ledger: Ledger, glyphs: Glyphs, width: int) -> list[Strip]:
@@ -29,25 +29,30 @@ def draw_ledger(ledger: Ledger, glyphs: Glyphs, width: int) -> list[Strip]:
         ("  the prefix cache's", saved.prefix_cache * size, False),
         ("maxima reserved would hold", maximum.slots, True),
     ]
-    head = "".join(name.rjust(column) for name, column in _COLUMNS)
-    lines = [
-        make_strip([(f" Waste ledger, step {ledger.step}".ljust(LABEL_WIDTH), theme.BRAND), (head, theme.SOFT)], width)
-    ]
+    (_, label_width), *figures = _columns(width)
+    head = "".join(name.rjust(column) for name, column in figures)
+    title = f" Waste ledger, step {ledger.step}".ljust(label_width)
+    lines = [make_strip([(title, theme.BRAND), (head, theme.SOFT)], width)]
     lines += [_draw_row(ledger, label, slots, strong, width) for label, slots, strong in rows]
     return [*lines, make_strip([], width), *draw_comparison(ledger, glyphs, width)]
 
 
 def _draw_row(ledger: Ledger, label: str, slots: float, strong: bool, width: int) -> Strip:
     blocks = slots / ledger.block_size
-    cells = [
-        f"{slots:,.0f}",
-        f"{blocks:,.0f}" if blocks == int(blocks) else f"{blocks:,.1f}",
-        format_bytes(round(ledger.num_bytes(slots))),
-        f"{ledger.more_requests(slots):,.1f}",
-    ]
-    figures = "".join(cell.rjust(column) for cell, (_, column) in zip(cells, _COLUMNS, strict=True))
+    told = {
+        "slots": f"{slots:,.0f}",
+        "blocks": f"{blocks:,.0f}" if blocks == int(blocks) else f"{blocks:,.1f}",
+        "bytes": format_bytes(round(ledger.num_bytes(slots))),
+        "requests": f"{ledger.more_requests(slots):,.1f}",
+    }
+    (_, label_width), *columns = _columns(width)
+    figures = "".join(told[name].rjust(column) for name, column in columns)
     style = theme.FAINT if not slots else theme.STRONG if strong else theme.TEXT
-    return make_strip([(f" {label}".ljust(LABEL_WIDTH), style if not slots else theme.TEXT), (figures, style)], width)
+    return make_strip([(f" {label}".ljust(label_width), style if not slots else theme.TEXT), (figures, style)], width)
+
+
+def _columns(width: int) -> tuple[tuple[str, int], ...]:
+    return _COLUMNS if width >= TABLE_WIDTH else _NARROW
 
 
 def draw_comparison(ledger: Ledger, glyphs: Glyphs, width: int) -> list[Strip]:

@@ -2,10 +2,14 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 
 from textual.actions import parse
-from textual.app import SystemCommand
+from textual.app import SuspendNotSupported, SystemCommand
+from textual.binding import Binding
+from textual.command import CommandPalette
 from textual.dom import DOMNode
 from textual.events import Key as KeyPress
 from textual.notifications import SeverityLevel
@@ -70,9 +74,7 @@ class ActionsApp(BookmarkingApp):
     def action_breakpoints(self) -> None:
         """Choose what the engine pauses at; what is set is what it says itself, whoever set it."""
         if self._source.control is not None:
-            self.push_screen(
-                BreakpointsScreen(self._glyphs, self._source.view.state.breakpoints), self._set_breakpoints
-            )
+            self.push_screen(BreakpointsScreen(self._source.view.state.breakpoints), self._set_breakpoints)
 
     def _set_breakpoints(self, wanted: Breakpoints | None) -> None:
         control = self._source.control
@@ -172,10 +174,32 @@ class ActionsApp(BookmarkingApp):
         }
         return can.get(needs, True)
 
+    def action_command_palette(self) -> None:
+        if not isinstance(self.screen, CommandPalette):
+            self.push_screen(CommandPalette(placeholder="an action, by words of its name", id="--command-palette"))
+
+    def get_key_display(self, binding: Binding) -> str:
+        """At the bottom; Textual's has a sign for Enter that is not ASCII."""
+        return key_names(binding.key) if self._glyphs.ascii_borders else super().get_key_display(binding)
+
     def action_help(self) -> None:
         """About the focused pane first, then about everything."""
         focused = self.screen.focused
         self.push_screen(HelpScreen(self._glyphs, focused.id if focused is not None else None))
+
+    def action_lesson(self) -> None:
+        """The terminal is the lesson's until it ends; the engine that is watched goes on, and so does the intake."""
+        asked = {"--ascii": self._glyphs.ascii_borders, "--no-mouse": not getattr(self._driver, "_mouse", True)}
+        flags = [flag for flag, is_on in asked.items() if is_on]
+        command = [sys.executable, "-m", "kvscope.dashboard", "demo", "--lesson", "--theme", self.theme, *flags]
+        try:
+            with self.suspend():
+                status = subprocess.run(command, check=False).returncode  # noqa: S603 - our own
+        except SuspendNotSupported:
+            self.tell("no lesson here: this terminal cannot be handed over", severity="warning")
+            return
+        if status:
+            self.tell("there was no lesson: in a shell, kvscope demo --lesson says why", severity="error")
 
     def action_copy(self) -> None:
         """The focused pane's text, by OSC 52; only this key does it, never what arrives from an engine."""

@@ -46,10 +46,11 @@ class DashboardApp(ChoosingApp):
         defaults: SamplingParams | None = None,
     ) -> None:
         super().__init__(source, ASCII if ascii_only else UNICODE, look)
+        self.set_class(ascii_only, "-ascii")
         self._source_title = make_printable(title)
         self.script(scripted_prompts, scripted_delay_s)
         self._defaults = defaults if defaults is not None else SamplingParams()
-        self._pump = FramePump(source.view, lambda frame: self.post_message(FrameReady(frame)), fps)
+        self._pump = FramePump(source.view, lambda frame: self.post_message(FrameReady(frame)), fps, self.has_room)
         self._cadence = Cadence(fps)
         self._words_later: asyncio.TimerHandle | None = None
         self._shown_revision = 0
@@ -69,7 +70,7 @@ class DashboardApp(ChoosingApp):
         self._arrange()
         self.query_one("#grid").focus()
         self.call_after_refresh(self._pump.start)  # the first picture needs to know its room
-        self.set_interval(0.5, self.draw_top)
+        self.set_interval(0.5, self._refresh_top)
         self.tell_notices()
         if getattr(self._source, "is_brief", False):
             self.tell(f"a short recording: {self.key_names['play']} plays it")
@@ -102,7 +103,6 @@ class DashboardApp(ChoosingApp):
             base.set_class(candidate is arrangement, candidate.value)
         base.set_class(is_tall(height), "-tall")
         base.set_class(is_medium(height), "-medium")
-        base.set_class(self._glyphs.ascii_borders, "-ascii")
         message = draw_too_small(width, height) if arrangement is Arrangement.SMALL else []
         base.query_one("#small", StripWidget).show(message)
         self.deck.show_front()
@@ -128,7 +128,8 @@ class DashboardApp(ChoosingApp):
             self.deck.show_cells(self._frame, self.chosen)
             if self._words_later is None:
                 self._words_later = asyncio.get_running_loop().call_later(wait_s, self.call_next, self.draw)
-        self.when_there_is_room(self._pump.shown)
+        self.send_now()
+        self._pump.shown()
 
     def draw(self) -> None:
         """Everything, as soon as there is a reason to."""
@@ -147,6 +148,11 @@ class DashboardApp(ChoosingApp):
         deck.show_cells(frame, chosen)
         deck.show_words(frame, chosen)
         self.tell_refused()
+
+    def _refresh_top(self) -> None:
+        """Ages and notes change with time alone; while pictures bring words, they bring the top as well."""
+        if not self._cadence.wait_s(time.monotonic()):
+            self.draw_top()
 
     def draw_top(self) -> None:
         if not self.is_running:

@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from kvscope.dashboard import theme
 from kvscope.dashboard.cards import Captions, draw_card_row, draw_holders_row
-from kvscope.dashboard.cells import ALL, Cells, make_cells
+from kvscope.dashboard.cells import Cell, Cells, make_cells
 from kvscope.dashboard.colouring import ColourBy
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid import draw_row, row_label
@@ -71,7 +71,7 @@ class BlockGrid(StripPane):
         self._cached_for: tuple[object, ...] = ()
         self._fresh: dict[int, tuple[int, ...]] = {}  # by row
         self._painted: dict[int, Strip] = {}  # by line in view, but for rows of cells
-        self._spans: dict[int, slice] = {}  # by row of cells: the columns that have changed
+        self._changed: dict[int, list[Cell] | None] = {}  # by row of cells; None: all of them
         self._groups = Groups()
         self._legend_found = Strip([])
         self._legend_for: tuple[object, ...] = ()
@@ -103,8 +103,8 @@ class BlockGrid(StripPane):
             self.refresh()
             return
         others = [y for y, strip in self._painted.items() if (known := before.get(y)) is not strip and known != strip]
-        self._spans = self._cells.spans_unlike(cells_before) if self._cells is not None else {}
-        self.repaint_lines(others + [y for y in self._spans if y not in self._painted])
+        self._changed = self._cells.unlike(cells_before) if self._cells is not None else {}
+        self.repaint_lines(others + [y for y in self._changed if y not in self._painted])
 
     def _make_cells(self, top: int, height: int) -> Cells | None:
         layout = self.layout_now
@@ -132,11 +132,12 @@ class BlockGrid(StripPane):
             super().lay_row(opening, row)
             return
         sgr = self._sgr = self._sgr or self._find_sgr(opening, cells.styles)
-        layout, columns = self.layout_now, self._spans.get(y, ALL)
-        text, styles = cells.text(y, columns), cells.each_in(y, sgr.looks, columns)
-        if columns is not ALL:
-            opening.lay(row, text, styles, layout.label_width + columns.start)
+        layout, looks = self.layout_now, sgr.looks
+        changed = self._changed.get(y)
+        if changed is not None:
+            opening.put(row, layout.label_width, [(column, text, looks[look]) for column, text, look in changed])
             return
+        text, styles = cells.text(y), cells.each_in(y, looks)
         label, width = row_label(self._pool, layout, y), opening.region.width
         rest = max(width - len(label) - len(text), 0)
         styles = [*[sgr.label] * len(label), *styles, *[sgr.ground] * rest]
@@ -172,7 +173,7 @@ class BlockGrid(StripPane):
         told = layout, by, key, width, pool.traces.since_step if pool.traces is not None else None
         if told != self._legend_for:
             self._legend_for = told
-            self._legend_found = make_strip(legend(pool, layout, by, self._glyphs, key), width)
+            self._legend_found = make_strip(legend(pool, layout, by, self._glyphs, key=key, width=width), width)
         return self._legend_found
 
     def _tall_row(self, row: int, width: int) -> list[Strip]:

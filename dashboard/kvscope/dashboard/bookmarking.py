@@ -60,7 +60,7 @@ class BookmarkingApp(TimeTravelApp):
                 )
                 self.run_worker(self._keep(bookmarks, kept), exit_on_error=False)
 
-        await open_dialogue(self, NoteScreen(self._glyphs, note), keep)
+        await open_dialogue(self, NoteScreen(note), keep)
 
     async def _keep(self, bookmarks: BookmarkList, bookmark: Bookmark) -> None:
         tap: Tap | None = getattr(self._source, "tap", None)

@@ -15,7 +15,6 @@ from textual.binding import Binding
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.state_files import append_line, read_lines
 from kvscope.transport.recording.bookmarks import MAX_NOTE_CHARACTERS, Bookmark, clean, latest
 
@@ -60,8 +59,8 @@ class NoteScreen(ModalScreen[str | None]):
 
     BINDINGS: ClassVar = [Binding("escape", "leave", "close", show=False)]
 
-    def __init__(self, glyphs: Glyphs, note: str | None) -> None:
-        super().__init__(classes="-ascii" if glyphs.ascii_borders else "")
+    def __init__(self, note: str | None) -> None:
+        super().__init__()
         self._note = note
 
     def compose(self) -> ComposeResult:

@@ -10,7 +10,6 @@ from textual.screen import ModalScreen
 from textual.strip import Strip
 from textual.widgets import Input, SelectionList
 
-from kvscope.dashboard.glyphs import Glyphs
 from kvscope.events.notable import BREAKPOINTS
 from kvscope.events.state import Breakpoints
 
@@ -27,9 +26,8 @@ class MarkList(SelectionList[str]):
         if place >= self.option_count:
             return strip
         sign = MARKED if self.get_option_at_index(place).value in self.selected else UNMARKED
-        button, rest = list(strip)[: len(sign)], list(strip)[len(sign) :]
-        signs = (Segment(character, old.style) for character, old in zip(sign, button, strict=True))
-        return Strip([*signs, *rest])
+        rest = list(strip)[len(sign) :]  # its button has a segment to each character
+        return Strip([Segment(sign, rest[0].style), *rest])
 
 
 class BreakpointsScreen(ModalScreen[Breakpoints | None]):
@@ -41,8 +39,8 @@ class BreakpointsScreen(ModalScreen[Breakpoints | None]):
         Binding("escape", "leave", "close", show=False),
     ]
 
-    def __init__(self, glyphs: Glyphs, current: Breakpoints) -> None:
-        super().__init__(classes="-ascii" if glyphs.ascii_borders else "")
+    def __init__(self, current: Breakpoints) -> None:
+        super().__init__()
         self._current = current
 
     def compose(self) -> ComposeResult:

@@ -8,7 +8,7 @@ A cell is one grapheme and its SGR parameters. A grapheme two cells wide has "" 
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 MAX_STYLES = 4096  # to remember
+MAX_LAID = 64  # stretches of a line that are told apart
 SHORT_GAP = 4  # a jump costs as much as this many cells
 # What Rich can say: attributes by the group that one code switches off, and that code.
 _GROUP = {"1": "weight", "2": "weight", "3": "slant", "4": "line", "21": "line", "5": "blink", "6": "blink"}
@@ -61,7 +62,7 @@ class Canvas:
         self.width = self.height = 0
         self._wanted: list[Row] = []
         self._sent: list[Row | None] = []  # None: anything may stand there
-        self._dirty: dict[int, tuple[int, int]] = {}  # by line: the columns that were laid, from and up to
+        self._dirty: dict[int, list[Iterable[int]]] = {}  # by line: the columns that were laid, each time
         self._narrow = set(map(chr, range(32, 127)))  # characters known to take one cell
 
     def resize(self, width: int, height: int) -> bool:
@@ -76,11 +77,17 @@ class Canvas:
     def forget(self) -> None:
         """The terminal may show anything: the next changes are the whole picture."""
         self._sent = [None] * self.height
-        self._dirty = dict.fromkeys(range(self.height), (0, self.width))
+        self._dirty = {y: [range(self.width)] for y in range(self.height)}
 
-    def paint(self, x: int, y: int, strip: Strip, sgrs: Sgrs | None = None) -> None:
-        """Lay a strip into the picture; what would lie outside of it is cut off. `sgrs` may know styles by others."""
-        self.lay(x, y, *self._lay_out(strip, sgrs or self.sgrs))
+    def paint(self, x: int, y: int, strip: Strip, sgrs: Sgrs | None = None, num_blanks: int = 0) -> None:
+        """Lay a strip into the picture, and blanks after it; what would lie outside of it is cut off. `sgrs` may know
+        styles by others.
+        """
+        sgrs = sgrs or self.sgrs
+        cells, styles = self._lay_out(strip, sgrs)
+        if num_blanks:
+            cells, styles = [*cells, *" " * num_blanks], styles + [sgrs.of(None)] * num_blanks
+        self.lay(x, y, cells, styles)
 
     def lay(self, x: int, y: int, cells: Sequence[str], cell_styles: Sequence[str]) -> None:
         """The same with cells: a grapheme and the SGR parameters for each."""
@@ -96,8 +103,30 @@ class Canvas:
         if self.width < len(graphemes) and graphemes[self.width] == "":
             graphemes[self.width - 1] = " "  # it does not fit
         del graphemes[self.width :], styles[self.width :]
-        first, last = self._dirty.get(y, (x, stop))
-        self._dirty[y] = min(first, max(x - 1, 0)), max(last, min(stop + 1, self.width))
+        self._soil(y, range(max(x - 1, 0), min(stop + 1, self.width)))
+
+    def put(self, x: int, y: int, cells: Sequence[tuple[int, str, str]]) -> None:
+        """The same with single cells, from left to right: where each is, counted from `x`, its grapheme, one wide, and
+        its style.
+        """
+        if not 0 <= y < self.height:
+            return
+        graphemes, styles = self._wanted[y]
+        columns, last = [], self.width - 1
+        for column, grapheme, style in cells:
+            at = x + column
+            if at < last and graphemes[at] and graphemes[at + 1]:
+                graphemes[at], styles[at] = grapheme, style
+                columns.append(at)
+            else:  # at the edge, or half of a wide one
+                self.lay(at, y, grapheme, [style])
+        self._soil(y, columns)
+
+    def _soil(self, y: int, columns: Iterable[int]) -> None:
+        laid = self._dirty.setdefault(y, [])
+        laid.append(columns)
+        if len(laid) > MAX_LAID:  # the line has been busy for long
+            self._dirty[y] = [range(self.width)]
 
     def _lay_out(self, strip: Strip, sgrs: Sgrs) -> tuple[Sequence[str], list[str]]:
         """The cells of a strip, and the style of each."""
@@ -114,18 +143,19 @@ class Canvas:
 
     def differs(self) -> bool:
         """Whether the terminal shows something else than it should."""
-        self._dirty = {y: columns for y, columns in self._dirty.items() if self._wanted[y] != self._sent[y]}
+        self._dirty = {y: laid for y, laid in self._dirty.items() if self._wanted[y] != self._sent[y]}
         return bool(self._dirty)
 
     def take_changes(self) -> str:
         """What brings the terminal from what it was sent to what it should show; it counts as sent from now on."""
         pieces: list[str] = []
         style = ""
-        for y, (first, last) in sorted(self._dirty.items()):
+        for y, laid in sorted(self._dirty.items()):
             wanted, sent = self._wanted[y], self._sent[y]
-            if wanted != sent:
-                style = _write_row(pieces, y, wanted, _changed(wanted, sent, first, last), style)
-                self._sent[y] = Row(wanted.graphemes[:], wanted.styles[:])
+            columns = _changed(wanted, sent, laid)
+            if columns:
+                style = _write_row(pieces, y, wanted, _spans(wanted.styles, columns), style)
+                self._sent[y] = _now_sent(wanted, sent, columns)
         self._dirty.clear()
         return "".join(pieces) + transition(style, "")
 
@@ -145,19 +175,30 @@ def _split(texts: Sequence[str], styles: Sequence[str]) -> tuple[list[str], list
     return cells, cell_styles
 
 
-def _changed(wanted: Row, sent: Row | None, first: int, last: int) -> list[tuple[int, int]]:
-    """Half-open intervals of columns to write: what differs, with short gaps where they cost less than a jump.
-
-    Nothing differs outside of columns `first` to `last`.
-    """
+def _changed(wanted: Row, sent: Row | None, laid: Sequence[Iterable[int]]) -> Sequence[int]:
+    """The columns of a line, in order, that differ from what was sent: no others than were laid."""
+    graphemes, styles = wanted
     if sent is None:
-        return [(0, len(wanted.graphemes))]
-    styles = wanted.styles
-    rows = (wanted.graphemes, sent.graphemes, styles, sent.styles)
-    cells = zip(*(row[first:last] for row in rows), strict=True)
+        return range(len(graphemes))
+    columns = laid[0] if len(laid) == 1 else sorted(set[int]().union(*laid))
+    old_graphemes, old_styles = sent
+    return [x for x in columns if graphemes[x] != old_graphemes[x] or styles[x] != old_styles[x]]
+
+
+def _now_sent(wanted: Row, sent: Row | None, columns: Sequence[int]) -> Row:
+    """What was sent, brought up to date where it differed."""
+    if sent is None:
+        return Row(wanted.graphemes[:], wanted.styles[:])
+    for x in columns:
+        sent.graphemes[x], sent.styles[x] = wanted.graphemes[x], wanted.styles[x]
+    return sent
+
+
+def _spans(styles: Sequence[str], columns: Sequence[int]) -> list[tuple[int, int]]:
+    """Half-open intervals of columns to write, with short gaps where they cost less than a jump."""
     spans: list[tuple[int, int]] = []
     start = stop = -SHORT_GAP
-    for x in [x for x, (a, b, c, d) in enumerate(cells, first) if a != b or c != d]:
+    for x in columns:
         if x != stop and (x - stop >= SHORT_GAP or len({*styles[stop - 1 : x]}) > 1):
             spans.append((start, stop))
             start = x

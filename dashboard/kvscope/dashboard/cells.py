@@ -28,7 +28,7 @@ from kvscope.dashboard.owners import SEVERAL
 from kvscope.dashboard.pool_frame import PoolFrame
 from kvscope.dashboard.strips import Part
 
-ALL = slice(None)  # columns
+Cell = tuple[int, str, int]  # column, character, look
 LIT, FRESH, CURSOR = 16, 32, 48  # looks: colour codes, from these numbers on lit or fresh; the cursor
 
 
@@ -67,27 +67,27 @@ class Cells(NamedTuple):
         place = self._place(row)
         return self.symbols[place].tobytes(), self.looks[place].tobytes()
 
-    def spans_unlike(self, before: "Cells | None") -> dict[int, slice]:
-        """By row that does not look as it did in an earlier picture: the columns from the first cell that differs to
-        the last, and ALL where the earlier picture was not of these rows, or there is none.
+    def unlike(self, before: "Cells | None") -> dict[int, list[Cell] | None]:
+        """By row that looks otherwise than in an earlier picture: its cells that do. None: any of them may, where the
+        earlier picture was not of these rows, or there is none.
         """
         if before is None or (before.rows, len(before.looks)) != (self.rows, len(self.looks)):
-            return dict.fromkeys(self.rows, ALL)
-        spans: dict[int, slice] = {}
-        for place in np.flatnonzero((self.looks != before.looks) | (self.symbols != before.symbols)).tolist():
-            row, column = divmod(place, self.columns)
-            row += self.rows.start
-            known = spans.get(row)
-            spans[row] = slice(column if known is None else known.start, column + 1)
-        return spans
+            return dict.fromkeys(self.rows)
+        places = np.flatnonzero((self.looks != before.looks) | (self.symbols != before.symbols))
+        rows, columns = np.divmod(places, self.columns)
+        found: dict[int, list[Cell]] = {}
+        values = (rows + self.rows.start, columns, self.symbols[places], self.looks[places])
+        for row, column, symbol, look in zip(*(column.tolist() for column in values), strict=True):
+            found.setdefault(row, []).append((column, self.alphabet[symbol], look))
+        return {**found}
 
     def length(self, row: int) -> int:
         """How many cells it has."""
         return len(self.looks[self._place(row)])
 
-    def text(self, row: int, columns: slice = ALL) -> str:
+    def text(self, row: int) -> str:
         """The row's characters."""
-        return "".join(map(self.alphabet.__getitem__, self.symbols[self._place(row, columns)].tolist()))
+        return "".join(map(self.alphabet.__getitem__, self.symbols[self._place(row)].tolist()))
 
     def parts(self, row: int) -> list[Part]:
         """The row with neighbours of one style as one part."""
@@ -98,14 +98,13 @@ class Cells(NamedTuple):
             (text[a:b], self.styles[look]) for a, b, look in zip(starts, stops, looks[starts].tolist(), strict=True)
         ]
 
-    def each_in(self, row: int, named: Mapping[int, str], columns: slice = ALL) -> list[str]:
+    def each_in(self, row: int, named: Mapping[int, str]) -> list[str]:
         """For each cell of the row what its look is called."""
-        return list(map(named.__getitem__, self.looks[self._place(row, columns)].tolist()))
+        return list(map(named.__getitem__, self.looks[self._place(row)].tolist()))
 
-    def _place(self, row: int, columns: slice = ALL) -> slice:
+    def _place(self, row: int) -> slice:
         start = (row - self.rows.start) * self.columns
-        first, stop = (0, self.columns) if columns is ALL else (columns.start, columns.stop)
-        return slice(start + first, start + stop)
+        return slice(start, start + self.columns)
 
 
 def make_cells(

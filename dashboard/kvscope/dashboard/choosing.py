@@ -98,7 +98,7 @@ class ChoosingApp(PromptingApp):
         name = "events" if self.focused is not None and self.focused.id == "events" else "requests"
         self.action_pane(name)
         text = self.query_one(f"#{name}", StripPane).filter_text
-        await open_dialogue(self, FilterScreen(self._glyphs, name, text))
+        await open_dialogue(self, FilterScreen(name, text))
 
     def on_filter_changed(self, message: FilterChanged) -> None:
         self.deck.query_one(f"#{message.pane}", StripPane).set_filter(message.text, message.query)

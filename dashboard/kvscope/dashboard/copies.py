@@ -3,7 +3,8 @@
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import chain, count, repeat
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 import msgspec
@@ -143,6 +144,7 @@ class RequestCopies:
 
     def __init__(self) -> None:
         self._last: dict[str, _Copy] = {}
+        self.places: Mapping[str, int] = {}  # of the latest tuple
 
     def copy(
         self, requests: Mapping[str, RequestState], changed: Collection[str | None] | None = None
@@ -159,6 +161,7 @@ class RequestCopies:
                 else _copy(request, known)
                 for name, request in requests.items()
             }
+            self.places = MappingProxyType(dict(zip(requests, count(), strict=False)))
         else:
             last |= {name: _copy(requests[name], last[name]) for name in changed if name in last}
         return tuple([copy.frame for copy in self._last.values()])

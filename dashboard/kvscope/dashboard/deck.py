@@ -57,6 +57,7 @@ class Deck(Vertical):
         for name in PANES:
             if name not in (*POOLS, "insight"):
                 self._panes[name].set_class(name == self._front, "-front")
+        self.query_one("#right").set_class(self._front not in ("block", "events"), "-front")
 
     def show_cells(self, frame: Frame, chosen: Selection) -> None:
         """The part of the picture that is seen at a glance."""

@@ -7,6 +7,7 @@ A widget with nothing lying over it does not need that: its lines are the pictur
 from collections.abc import Collection
 from typing import Any, Self
 
+from rich.segment import Segment
 from rich.style import Style
 from textual.content import Content
 from textual.geometry import Region
@@ -22,7 +23,12 @@ class DirectWidget(Widget):
     """A widget that draws line by line: subclasses say what is in a row."""
 
     _ink: Ink | None = None
+    _titled: dict[int, tuple[Ink | None, str, Strip]]  # by row of the border: the latest ink, title, and what it made
     _ground = Ground(Recolour(), Ink(Style()))
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._titled = {}
 
     def strip_at(self, row: int) -> Strip:
         """Of the content, counted from the first row in view; overridden by each widget."""
@@ -73,8 +79,21 @@ class DirectWidget(Widget):
             return
         setattr(self, f"_{name}", content)
         self._styles_cache.clear()
-        opening.paint(0, self.render_lines(Region(0, row, self.outer_size.width, 1))[0])
+        opening.paint(0, self._title_row(row, title))
         app.send_soon()
+
+    def _title_row(self, row: int, title: str) -> Strip:
+        """As Textual draws it. With another title of the same length in the same ink only the words are others."""
+        ink, before, strip = self._titled.get(row, (None, "", Strip([])))
+        is_alike = ink is self.ink and strip.cell_length == self.outer_size.width and len(title) == len(before)
+        has_title = [before in text for text, _, _ in strip] if is_alike and (title + before).isascii() else []
+        if before and sum(has_title) == 1:
+            parts = (Segment(text.replace(before, title), style) for text, style, _ in strip)
+            strip = Strip(parts, strip.cell_length)
+        else:
+            strip = self.render_lines(Region(0, row, self.outer_size.width, 1))[0]
+        self._titled[row] = self.ink, title, strip
+        return strip
 
     def before_lines(self) -> None:
         """What is costly to look up is looked up once for all lines."""

@@ -10,7 +10,6 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from kvscope.dashboard.filters import HINT, FilterError, Query, parse_query
-from kvscope.dashboard.glyphs import Glyphs
 
 
 class FilterChanged(Message):
@@ -29,8 +28,8 @@ class FilterScreen(ModalScreen[None]):
         Binding("ctrl+u", "empty", "empty", show=False, priority=True),  # the line's own comes after what is typed next
     ]
 
-    def __init__(self, glyphs: Glyphs, pane: str, text: str) -> None:
-        super().__init__(classes="-ascii" if glyphs.ascii_borders else "")
+    def __init__(self, pane: str, text: str) -> None:
+        super().__init__()
         self._pane, self._text = pane, text
 
     def compose(self) -> ComposeResult:

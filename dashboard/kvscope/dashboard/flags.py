@@ -78,7 +78,7 @@ RecordMaxSize = Annotated[
     int | None,
     typer.Option(
         parser=parse_size,
-        help="Begin another file at this size, 64K or more (500M, 2G): run.0001.mcap, run.0002.mcap, ...",
+        help="Begin another file after this size, 64K or more (500M, 2G): run.0001.mcap, run.0002.mcap, ...",
         metavar="SIZE",
     ),
 ]

@@ -7,8 +7,6 @@ they have changed; the pool is coloured after the lock is released.
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import count
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -212,7 +210,7 @@ def build_frame(view: View, builder: FrameBuilder) -> Frame:
             counters=msgspec.structs.replace(state.counters),
             pool=EMPTY_POOL,
             requests=requests,
-            places=MappingProxyType(dict(zip(state.requests, count(), strict=False))),
+            places=builder.copies.places,
             log=view.log,
             findings=tuple(view.findings),
             step_elapsed_ns=state.step_elapsed_ns,

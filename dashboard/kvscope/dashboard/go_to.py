@@ -8,8 +8,6 @@ from textual.binding import Binding
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from kvscope.dashboard.glyphs import Glyphs
-
 HINT = "step number, or a time: 412   12.5s   2m"
 
 
@@ -35,9 +33,6 @@ class GoToScreen(ModalScreen[Destination | None]):
     """Enter goes there, Esc leaves things as they are."""
 
     BINDINGS: ClassVar = [Binding("escape", "leave", "close", show=False)]
-
-    def __init__(self, glyphs: Glyphs) -> None:
-        super().__init__(classes="-ascii" if glyphs.ascii_borders else "")
 
     def compose(self) -> ComposeResult:
         line = Input(placeholder=HINT, id="go-to")

@@ -100,7 +100,7 @@ def _draw_slots(
     tail = cell_width - id_width - pool.block_size
     room = tail - 2 - len(number)
     logical = f" L{light.logical[block_id]}" if lit and tail >= SLOTS_TAIL else ""
-    if len(logical) > room:  # beside a number of three digits: the cells after it would not be in their columns
+    if len(logical) >= room:  # beside a number of several digits: air is left before the next block, or the edge
         logical = ""
     return [
         (name, name_style(block_id, light)),

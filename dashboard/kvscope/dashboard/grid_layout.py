@@ -12,6 +12,7 @@ Six zooms, from near to far:
 
 from collections.abc import Collection, Mapping
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from kvscope.dashboard.colouring import ColourBy
@@ -95,6 +96,18 @@ def lay_out(pool: PoolFrame, width: int, height: int, zoom: Zoom | None = None, 
 
     `halves`: whether HALVES may be chosen, which needs colours and half-block characters.
     """
+    return _lay_out(_Size(pool.num_blocks, pool.block_size), width, height, zoom, halves)
+
+
+class _Size(NamedTuple):
+    """All that a layout needs to know of a pool."""
+
+    num_blocks: int
+    block_size: int
+
+
+@lru_cache(maxsize=64)
+def _lay_out(pool: _Size, width: int, height: int, zoom: Zoom | None, halves: bool) -> GridLayout:
     if zoom is not None:
         return _layout_at(zoom, pool, width, height)
     for candidate in (*_NEAR, Zoom.HALVES) if halves else _NEAR:
@@ -104,7 +117,7 @@ def lay_out(pool: PoolFrame, width: int, height: int, zoom: Zoom | None = None, 
     return _layout_at(Zoom.GROUPS, pool, width, height)
 
 
-def _layout_at(zoom: Zoom, pool: PoolFrame, width: int, height: int) -> GridLayout:
+def _layout_at(zoom: Zoom, pool: _Size, width: int, height: int) -> GridLayout:
     num_blocks, id_width = pool.num_blocks, len(str(max(pool.num_blocks - 1, 0))) + 1
     if zoom is Zoom.CARDS and (num_blocks > MAX_CARDS or pool.block_size > MAX_SLOTS_DRAWN):
         zoom = Zoom.SLOTS

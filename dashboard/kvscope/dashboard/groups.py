@@ -85,9 +85,11 @@ def _held_and_shared(pool: PoolFrame, places: slice, group: int) -> _Columns:
     symbols = -(-num_held * top // sizes)
     if pool.num_cached:
         symbols[(num_held == 0) & (_count_by_group(pool.written[places] != 0, group) > 0)] = NUM_LEVELS
-    num_shared = _count_by_group(refs > 1, group) if pool.num_shared else np.zeros(len(sizes), np.int32)
-    tints = -(-num_shared * (len(theme.TINTS) - 1) // np.maximum(num_held, 1))
-    return symbols.astype(np.uint8), np.where(num_held > 0, TINT + tints, 0).astype(np.uint8)
+    tints = (num_held > 0) * np.uint8(TINT)
+    if pool.num_shared:
+        num_shared = _count_by_group(refs > 1, group)
+        tints += (-(-num_shared * (len(theme.TINTS) - 1) // np.maximum(num_held, 1))).astype(np.uint8)
+    return symbols.astype(np.uint8), tints
 
 
 def _most_frequent(symbols: NDArray[np.uint8], num_symbols: int, group: int) -> NDArray[np.uint8]:

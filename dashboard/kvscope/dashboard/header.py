@@ -8,12 +8,13 @@ from kvscope.dashboard.frames import Behind, Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.keys import DEFAULT_NAMES, KeyNames
 from kvscope.dashboard.pool_frame import PoolFrame
-from kvscope.dashboard.strips import Part, clip, columns, make_strip, measure, pad, wrap_parts
+from kvscope.dashboard.strips import Part, clip, columns, fit_whole, make_strip, measure, pad, wrap_parts
 from kvscope.events.text import counted
 from kvscope.transport.source import Status
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 MAX_BANNER_LINES = 3  # for each thing to know
+MIN_NAME_WIDTH = 8
 MIN_BAR_WIDTH = 34  # beside the numbers; a shorter bar says too little
 _GAP: Part = ("  ", theme.PLAIN)
 
@@ -32,29 +33,32 @@ def draw_header(
 
     `age_s` is how long the connection has been in its state, `recording` the file that the watched is recorded to.
     """
-    left: list[Part] = [(" kvscope ", theme.BRAND)]
-    if width >= 80 or not frame.pause_reason:  # else the breakpoint takes the name's place
-        left += [*_engine_words(frame, title, glyphs, width), _GAP]
-    left += [state_chip(frame, glyphs, age_s), _GAP]
-    if recording:
-        name = f" {recording}" if width >= 120 else ""
-        left += [(f" {glyphs.dot} REC ", theme.CHIP_NOTICE), (name, theme.TEXT), _GAP]
-    left += [("step ", theme.SOFT), (f"{frame.step}", theme.STRONG), _GAP]
-    left += _rate_words(frame)
     right: list[Part] = [(keys["help"], theme.BRAND), (" help ", theme.SOFT)]
     if width >= 110:
         right += [(f" {keys['palette']}", theme.BRAND), (" palette ", theme.SOFT)]
-    number: list[Part] = [_GAP, ("seq ", theme.SOFT), ("-" if frame.seq is None else f"{frame.seq}", theme.TEXT)]
-    if measure([*left, *number, *right]) < width:
-        left += number
-    return columns(left, right, width)
+    chips: list[Part] = [state_chip(frame, glyphs, age_s), _GAP]
+    if recording:
+        name = f" {recording}" if width >= 120 else ""
+        chips += [(f" {glyphs.dot} REC ", theme.CHIP_NOTICE), (name, theme.TEXT), _GAP]
+    seq = "-" if frame.seq is None else f"{frame.seq}"
+    facts: list[list[Part]] = [
+        [("step ", theme.SOFT), (f"{frame.step}", theme.STRONG)],
+        [_GAP, *_rate_words(frame)],
+        [_GAP, ("seq ", theme.SOFT), (seq, theme.TEXT)],
+    ]
+    left: list[Part] = [(" kvscope ", theme.BRAND)]
+    room = width - measure([*left, *chips, *right]) - 1
+    if width >= 80 or not (frame.pause_reason or frame.behind):  # else what happened takes the name's place
+        left += [*_engine_words(frame, title, glyphs, width, room - measure([*facts[0], *facts[1], _GAP])), _GAP]
+    room = width - measure([*left, *chips, *right]) - 1
+    return columns([*left, *chips, *fit_whole(facts, room)], right, width)
 
 
-def _engine_words(frame: Frame, title: str, glyphs: Glyphs, width: int) -> list[Part]:
+def _engine_words(frame: Frame, title: str, glyphs: Glyphs, width: int, room: int) -> list[Part]:
     if frame.info is None:
         return [(clip(title, 30, glyphs), theme.STRONG)]
     info = frame.info
-    model = clip(info.model, max(width // 5, 14), glyphs)
+    model = clip(info.model, min(max(width // 5, 14), max(room, MIN_NAME_WIDTH)), glyphs)
     parts: list[Part] = [(model, theme.STRONG)]
     if info.device == "none":  # a scheduler and a pool without a model
         return [*parts, ("  simulated", theme.SOFT)]
@@ -62,7 +66,8 @@ def _engine_words(frame: Frame, title: str, glyphs: Glyphs, width: int) -> list[
         dtypes = [_DTYPES.get(dtype, dtype) for dtype in dict.fromkeys((info.dtype, info.kv_dtype))]
         parts.append((f"  {clip(info.device, 16, glyphs)} {'/'.join(dtypes)}", theme.SOFT))
     if width >= 130:
-        parts.append((f" {clip(info.attention_backend, 16, glyphs)}", theme.SOFT))
+        graphs = " graphs" if info.cuda_graphs else ""
+        parts.append((f" {clip(info.attention_backend, 16, glyphs)}{graphs}", theme.SOFT))
     return parts
 
 
@@ -212,7 +217,7 @@ def draw_banner(
     if frame.engine_warning:
         text = f" {glyphs.warning} ENGINE: {frame.engine_warning}"
         strips += _banner_lines(text, width, theme.BANNER_CALM, glyphs)
-    freshness = _freshness(frame, age_s, keys)
+    freshness = _freshness(frame, age_s, keys, brief=width < 80)
     if freshness is not None:
         line = pad(clip(f" {glyphs.warning} {freshness}", width, glyphs), width)
         strips.append(make_strip([(line, theme.BANNER_CALM)]))
@@ -228,7 +233,7 @@ def _banner_lines(text: str, width: int, style: Style, glyphs: Glyphs) -> list[S
     return [make_strip([(pad(strip.text, width), style)]) for strip in lines]
 
 
-def _freshness(frame: Frame, age_s: float, keys: KeyNames) -> str | None:
+def _freshness(frame: Frame, age_s: float, keys: KeyNames, *, brief: bool) -> str | None:
     detail = f": {frame.status_detail}" if frame.status_detail else ""
     match frame.status:
         case Status.STALE:
@@ -242,17 +247,19 @@ def _freshness(frame: Frame, age_s: float, keys: KeyNames) -> str | None:
         case Status.ENDED:
             return f"ENDED{detail or ': the engine said goodbye'}; the last picture stays"
         case Status.HISTORY:
-            return f"HISTORY{detail}: {_history_words(frame.behind)}; {keys['live']} or {keys['end']} returns"
+            head = "" if brief else f"HISTORY{detail}: "  # the chip says so too
+            return f"{head}{_history_words(frame.behind, brief=brief)}; {keys['live']} or {keys['end']} returns"
         case Status.REPLAY if frame.status_detail:
             return f"RECORDING: {frame.status_detail}"
         case _:
             return None
 
 
-def _history_words(behind: Behind | None) -> str:
+def _history_words(behind: Behind | None, *, brief: bool) -> str:
     if behind is None:
         return "not the live engine"
     if behind.elapsed_ns is None:
-        return "the past of an engine that is gone; another one runs now"
-    batches = f", {counted(behind.num_batches, 'batch')}" if behind.num_batches is not None else ""
-    return f"{_distance(behind)}{batches}; the engine is {behind.live_status.value}"
+        return "an engine that is gone" if brief else "the past of an engine that is gone; another one runs now"
+    batches = counted(behind.num_batches, "batch") if behind.num_batches is not None else ""
+    distance = f"{batches} behind" if brief and batches else ", ".join(filter(None, (_distance(behind), batches)))
+    return f"{distance}; the engine is {behind.live_status.value}"

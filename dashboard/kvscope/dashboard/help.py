@@ -120,7 +120,7 @@ class HelpScreen(ModalScreen[None]):
     BINDINGS: ClassVar = [Binding("escape,question_mark,f1,q,enter", "dismiss_help", "close", show=False)]
 
     def __init__(self, glyphs: Glyphs, focused: str | None = None) -> None:
-        super().__init__(classes="-ascii" if glyphs.ascii_borders else "")
+        super().__init__()
         self._glyphs, self._focused = glyphs, focused
 
     def compose(self) -> ComposeResult:

@@ -11,20 +11,21 @@ from kvscope.dashboard.charts import AXIS_WIDTH, draw_bars, draw_stack, layer_lo
 from kvscope.dashboard.frames import Frame
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.series import Sample, fold_samples
-from kvscope.dashboard.strips import Part, make_strip, measure, wrap_parts
+from kvscope.dashboard.strips import Part, fit_whole, make_strip, measure, wrap_parts
 
 WIDE = TABLE_WIDTH + 44  # from here on the ledger and the prefix cache stand side by side
+MIN_CHART_HEIGHT = 4
 MIN_SCALE = 64  # slots: nearer than that a chart says nothing more
 MAX_LISTED = 8  # near misses, regrets and findings, the latest ones
 _LAYERS = ("shared", "written", "reserved", "cached", "free")
 
 
 def draw_insight(frame: Frame, samples: Sequence[Sample], glyphs: Glyphs, width: int, height: int) -> list[Strip]:
-    """As many lines as there is to tell; the charts take what room is left on a tall screen."""
+    """As many lines as there is to tell; the chart takes what room is left."""
     if frame.info is None:
         return [make_strip([(" no engine has been announced yet", theme.SOFT)], width)]
     below = _draw_below(frame, glyphs, width)
-    chart_height = min(max(height - len(below) - 6, 4), 14)
+    chart_height = max(height - len(below) - 6, MIN_CHART_HEIGHT)
     return [*draw_history(samples, glyphs, width, chart_height), make_strip([], width), *below]
 
 
@@ -85,10 +86,10 @@ def _up_to(scale: int, sample: Sample) -> list[int]:
 def _draw_legend(samples: Sequence[Sample], scale: int, glyphs: Glyphs, width: int) -> Strip:
     pool = sum(samples[-1].layers)
     part = f", the lowest {scale:,} of {pool:,}" if scale < pool and width >= 120 else ""
-    parts: list[Part] = [(" Pool over time", theme.BRAND), (f" in slots{part} ", theme.SOFT)]
+    items: list[list[Part]] = [[(" Pool over time", theme.BRAND), (f" in slots{part} ", theme.SOFT)]]
     for (sign, style), name, count in zip(layer_looks(glyphs), _LAYERS, samples[-1].layers, strict=True):
-        parts += [("  ", theme.PLAIN), (sign, style), (f" {name} ", theme.SOFT), (f"{count:,}", theme.STRONG)]
-    return make_strip(parts, width)
+        items.append([("  ", theme.PLAIN), (sign, style), (f" {name} ", theme.SOFT), (f"{count:,}", theme.STRONG)])
+    return make_strip(fit_whole(items, width), width)
 
 
 def _rate_line(name: str, values: Sequence[float | None], glyphs: Glyphs, width: int) -> Strip:
@@ -101,7 +102,7 @@ def _rate_line(name: str, values: Sequence[float | None], glyphs: Glyphs, width:
 
 def _time_line(samples: Sequence[Sample], width: int, *, has_gaps: bool) -> Strip:
     first, last = samples[0], samples[-1]
-    blank = "blank: too fast to be looked at   " if has_gaps and width >= 100 else ""
+    blank = "blank: not looked at   " if has_gaps and width >= 100 else ""
     left = f"{first.time_ns / 1e9:,.1f} s, step {first.step}"
     right = f"{blank}{last.time_ns / 1e9:,.1f} s, step {last.step}"
     room = max(width - AXIS_WIDTH - 1 - len(left), len(right))

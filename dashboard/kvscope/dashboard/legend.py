@@ -1,6 +1,6 @@
 """The line under the grid: what colours say, how to change that, and what the cells of a zoom mean. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.style import Style
 
@@ -9,25 +9,29 @@ from kvscope.dashboard.colouring import SCALES, ColourBy, alphabet
 from kvscope.dashboard.glyphs import Glyphs
 from kvscope.dashboard.grid_layout import GridLayout, Zoom
 from kvscope.dashboard.pool_frame import PoolFrame
-from kvscope.dashboard.strips import Part
+from kvscope.dashboard.strips import Part, fit_whole
+
+Item = Sequence[Part]  # what is left out as one where it does not fit
 
 
-def legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Glyphs, key: str) -> list[Part]:
-    """`key` changes what the colours say."""
-    parts: list[Part] = [(f"{key} ", theme.BRAND), (f"by {by.value} ", theme.STRONG)]
+def legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Glyphs, *, key: str, width: int) -> list[Part]:
+    """`key` changes what the colours say. Of what does not fit `width` cells, the last is left out."""
+    items: list[Item] = [[(f"{key} ", theme.BRAND), (f"by {by.value} ", theme.STRONG)]]
     if layout.zoom is Zoom.GROUPS:
         what = {ColourBy.OWNER: " ", ColourBy.STATE: ": most are", ColourBy.AGE: ": latest"}.get(by, ": highest")
-        parts.append((f"{layout.group} block{'s' if layout.group > 1 else ''}/cell{what} ", theme.SOFT))
+        items += _words(f"{layout.group} block{'s' if layout.group > 1 else ''}/cell{what}")
     if layout.zoom is Zoom.HALVES:
-        return parts + _halves_legend(pool, by, glyphs)
-    if by is ColourBy.OWNER:
-        return parts + _owner_legend(layout, glyphs)
-    if by is ColourBy.STATE:
-        return parts + _state_legend(layout, glyphs)
-    return parts + _scale_legend(pool, layout, by, glyphs)
+        items += _halves_legend(pool, by, glyphs)
+    elif by is ColourBy.OWNER:
+        items += _owner_legend(layout, glyphs)
+    elif by is ColourBy.STATE:
+        items += _state_legend(layout, glyphs)
+    else:
+        items += _scale_legend(pool, layout, by, glyphs)
+    return fit_whole(items, width)
 
 
-def _halves_legend(pool: PoolFrame, by: ColourBy, glyphs: Glyphs) -> list[Part]:
+def _halves_legend(pool: PoolFrame, by: ColourBy, glyphs: Glyphs) -> list[Item]:
     """Colours say it alone; what is faint comes last."""
     upper, lower, both = [*glyphs.halves]
     scale = (theme.STRONG,) if by is ColourBy.OWNER else SCALES[by][1:]
@@ -35,8 +39,7 @@ def _halves_legend(pool: PoolFrame, by: ColourBy, glyphs: Glyphs) -> list[Part]:
         scale = scale[::-1]
     faint = () if by is ColourBy.STATE else (theme.FAINT,)  # what is cached has a colour there
     samples = _samples(zip(both * len(_BARE[by]), (*scale, *faint), _BARE[by], strict=True))
-    since = f"  {_since(pool, by)}".rstrip()
-    return [(f"{upper} upper {lower} lower  ", theme.SOFT), *samples, (f"{glyphs.free} free{since}", theme.SOFT)]
+    return [*_words(f"{upper} upper {lower} lower "), *samples, *_words(f"{glyphs.free} free", _since(pool, by))]
 
 
 def _since(pool: PoolFrame, by: ColourBy) -> str:
@@ -45,27 +48,29 @@ def _since(pool: PoolFrame, by: ColourBy) -> str:
     return f"since step {pool.traces.since_step}" if is_late and pool.traces is not None else ""
 
 
-def _owner_legend(layout: GridLayout, glyphs: Glyphs) -> list[Part]:
+def _owner_legend(layout: GridLayout, glyphs: Glyphs) -> list[Item]:
     if layout.zoom is Zoom.GROUPS:
         low, high = glyphs.levels[1], glyphs.levels[-1]
-        shared = _samples(zip(high * 3, theme.TINTS[1:], ("some", "half", "most"), strict=True))
-        return [(f"{low} few {high} all held  {glyphs.cached} cached  shared ", theme.SOFT), *shared]
-    states = f"{glyphs.reserved} reserved  {glyphs.free} free  {glyphs.cached} cached"
+        words = _words(f"{low} few", f"{high} all held", f"{glyphs.cached} cached")
+        tints = [(high, style) for style in theme.TINTS[1:]]
+        some, half, most = _samples((*tint, word) for tint, word in zip(tints, ("some", "half", "most"), strict=True))
+        return [*words, [("shared ", theme.SOFT), *some], half, most]
+    states = f"{glyphs.reserved} reserved", f"{glyphs.free} free", f"{glyphs.cached} cached"
     if layout.zoom <= Zoom.SLOTS:
-        return [(f"{glyphs.written} written  {states}  number: refs", theme.SOFT)]
-    return [(f"{glyphs.full} full  {glyphs.partly} partly  {states}  2+ shared", theme.SOFT)]
+        return _words(f"{glyphs.written} written", *states, " number: refs")
+    return _words(f"{glyphs.full} full", f"{glyphs.partly} partly", *states, " 2+ shared")
 
 
-def _state_legend(layout: GridLayout, glyphs: Glyphs) -> list[Part]:
+def _state_legend(layout: GridLayout, glyphs: Glyphs) -> list[Item]:
     by = ColourBy.STATE
-    words = ("full ", "partly ", "reserved ", "cached ", "free ")
+    words = ("full", "partly", "reserved", "cached", "free")
     samples = _samples(zip(reversed(alphabet(by, glyphs)), reversed(SCALES[by]), words, strict=True))
     if layout.zoom >= Zoom.DENSE:
         return samples
-    return [*samples, ("number: refs" if layout.zoom <= Zoom.SLOTS else "2+ shared", theme.SOFT)]
+    return [*samples, *_words(" number: refs" if layout.zoom <= Zoom.SLOTS else " 2+ shared")]
 
 
-def _scale_legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Glyphs) -> list[Part]:
+def _scale_legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Glyphs) -> list[Item]:
     """Near, a number is exact and its colour says how much; further away one character says it too."""
     words = _WORDS[by] if by is ColourBy.AGE or layout.zoom <= Zoom.SLOTS else ("",) * len(_WORDS[by])
     digits = glyphs.written * len(words) if layout.zoom <= Zoom.SLOTS else _DIGITS[by]
@@ -76,14 +81,13 @@ def _scale_legend(pool: PoolFrame, layout: GridLayout, by: ColourBy, glyphs: Gly
     if since := _since(pool, by):
         notes.append(since.replace("since", "? before") if by is ColourBy.AGE else since)
     empty = f"{glyphs.cached} cached" if by is ColourBy.REFS else f"{glyphs.reserved} reserved"
-    notes += [empty, f"{glyphs.free} free"]
-    return [*_samples(zip(digits, scale, words, strict=True)), ("  ".join(notes), theme.SOFT)]
+    return [*_samples(zip(digits, scale, words, strict=True)), *_words(*notes, empty, f"{glyphs.free} free")]
 
 
 _DIGITS = {ColourBy.REFS: "1234", ColourBy.AGE: "01234", ColourBy.REUSE: "0123"}
 _WORDS = {
     ColourBy.REFS: ("1", "2", "3", "4+"),
-    ColourBy.AGE: ("now", "<10", "<100", "<1000", "more steps "),
+    ColourBy.AGE: ("now", "<10", "<100", "<1000", "more steps"),
     ColourBy.REUSE: ("0", "1", "2", "3+"),
 }
 _BARE = {
@@ -96,9 +100,10 @@ _BARE = {
 _UNITS = {ColourBy.REFS: "number: refs", ColourBy.AGE: "number: steps", ColourBy.REUSE: "number: hits"}
 
 
-def _samples(samples: Iterable[tuple[str, Style, str]]) -> list[Part]:
+def _words(*words: str) -> list[Item]:
+    return [[(f"{word} ", theme.SOFT)] for word in words if word]
+
+
+def _samples(samples: Iterable[tuple[str, Style, str]]) -> list[Item]:
     """Characters in their colours, each with its words."""
-    found: list[Part] = []
-    for letter, style, words in samples:
-        found += [(letter, style), (f" {words} " if words else " ", theme.SOFT)]
-    return found
+    return [[(letter, style), (f" {words} " if words else " ", theme.SOFT)] for letter, style, words in samples]

@@ -113,6 +113,8 @@ class LessonApp(DashboardApp):
         self.action_lesson_next()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "lesson" and self._in_lesson:
+            return False
         if action.startswith("lesson_"):
             return self._in_lesson and len(self.screen_stack) == 1 and not isinstance(self.focused, Input)
         return super().check_action(action, parameters)
@@ -122,6 +124,13 @@ class LessonApp(DashboardApp):
         if self._in_lesson:
             for what, key in (("next", "n"), ("back", "p"), ("leave", "Esc")):
                 yield f"Lesson: {what}  ({key})", f"lesson_{what}", self
+
+    def action_live(self) -> None:
+        """In the lesson, the newest moment: there the engine stands."""
+        if self._in_lesson:
+            self.run_worker(self._show_earlier(len(self._seqs) - 1 - self._index), exit_on_error=False)
+        else:
+            super().action_live()
 
     def action_lesson_next(self) -> None:
         self.run_worker(self._next(), exit_on_error=False)
@@ -205,7 +214,7 @@ class LessonApp(DashboardApp):
         moment = MOMENTS[self._index]
         title = f"Lesson {self._index + 1} of {len(MOMENTS)}: {moment.title}"
         strip = self.screen_stack[0].query_one("#lesson", Static)
-        strip.update(Content(f"{title}   {KEYS}\n{moment.caption}"))
+        strip.update(Content.assemble((title, "bold $primary"), (f"  {KEYS}", "$secondary"), f"\n{moment.caption}"))
         self.action_pane("table")
         self.select(sequence_id)
 

@@ -50,7 +50,7 @@ class LazyPane(StripPane):
         self._painted = {y: self.line_at(y) for y in range(top, top + height)}
         if size != self.virtual_size:
             self.resize_content(size)
-            self.refresh()
+            self.repaint(range(height))
             return
         self.repaint_lines(
             y for y, strip in self._painted.items() if (known := before.get(y)) is not strip and known != strip

@@ -118,7 +118,7 @@ class StripPane(ScrollView, DirectWidget):
         size = Size(self.content_width, len(strips))
         if size != self.virtual_size or len(old) != len(strips):
             self.resize_content(size)
-            self.refresh()
+            self.repaint(range(self.content_height))
             return
         self.repaint_lines(y for y, strip in enumerate(strips) if strip is not old[y] and strip != old[y])
 

@@ -8,6 +8,7 @@ from textual.strip import Strip
 
 from kvscope.dashboard import theme
 from kvscope.dashboard.glyphs import Glyphs
+from kvscope.dashboard.keys import DEFAULT_NAMES, KeyNames
 from kvscope.dashboard.strips import Part, columns, make_strip, measure
 from kvscope.events.notable import Notable, standing
 from kvscope.transport.timetravel import Player
@@ -15,7 +16,14 @@ from kvscope.transport.timetravel import Player
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0, 1000.0)
 LABEL_WIDTH = 7
 MIN_BAR_WIDTH, NOTE_WIDTH = 8, 24
-KEYS_HINT = "space play  n b batch  N B step  e E event  ] [ notable  t go to "
+_HINT = {
+    "play": ("play",),
+    "batch": ("step", "back"),
+    "step": ("engine-step", "engine-step-back"),
+    "event": ("event", "event-back"),
+    "notable": ("notable", "last-notable"),
+    "go to": ("go-to",),
+}
 
 
 class Moment(NamedTuple):
@@ -83,13 +91,13 @@ def read_moment(player: Player, seq: int | None, note: str = "") -> Moment:
         event=event,
         num_events=index.num_events(position) if event else 0,
         step=index.step_at(done),
-        last_step=index.steps[-1] if len(index) else 0,
+        last_step=index.step_at(len(index)),
         time_ns=index.time_ns_at(done),
-        end_ns=index.times_ns[-1] if len(index) else 0,
+        end_ns=index.time_ns_at(len(index)),
         speed=player.speed,
         note=note,
         looked_back=player.looked_back,
-        ended=player.ends and not player.playing and position == len(index) > 0,
+        ended=player.ends and not player.playing and position == len(index),
     )
 
 
@@ -151,6 +159,7 @@ def draw_playback(
     bar_height: int,
     *,
     fold: Callable[[Usage, int], list[Column]] = fold_columns,
+    keys: KeyNames = DEFAULT_NAMES,
 ) -> TimelineDrawing:
     """One line with a small timeline if `bar_height` is 0; else a line of numbers, the timeline, and its marks."""
     if bar_height == 0:
@@ -158,7 +167,7 @@ def draw_playback(
     room = max(width - LABEL_WIDTH - 1, MIN_BAR_WIDTH)
     cells, head = fold(usage, room), head_cell(moment, room)
     peak = max((cell.held or 0 for cell in cells), default=0)
-    lines = [_draw_numbers(moment, usage, peak, glyphs, width)]
+    lines = [_draw_numbers(moment, usage, peak, glyphs, width, keys=keys)]
     for row in reversed(range(bar_height)):
         bar = _bar_parts(cells, head, usage.num_blocks, glyphs, row=row, height=bar_height)
         lines.append(_labelled(" held" if row == bar_height - 1 else "", bar, width))
@@ -182,7 +191,7 @@ def _draw_brief(
     return TimelineDrawing([columns([*left, *bar], right, width)], measure(left), room)
 
 
-def _draw_numbers(moment: Moment, usage: Usage, peak: int, glyphs: Glyphs, width: int) -> Strip:
+def _draw_numbers(moment: Moment, usage: Usage, peak: int, glyphs: Glyphs, width: int, *, keys: KeyNames) -> Strip:
     left: list[Part] = [_state_part(moment, glyphs, brief=False)]
     left += [("  batch ", theme.SOFT), (_count(moment), theme.STRONG)]
     if moment.event:
@@ -190,14 +199,17 @@ def _draw_numbers(moment: Moment, usage: Usage, peak: int, glyphs: Glyphs, width
     left += [("  step ", theme.SOFT), (f"{moment.step}", theme.STRONG), (f" of {moment.last_step}", theme.SOFT)]
     left += [("  ", theme.PLAIN), (f"{moment.time_ns / 1e9:.2f}", theme.STRONG)]
     left += [(f" of {moment.end_ns / 1e9:.2f} s", theme.SOFT)]
-    left += [("  peak ", theme.SOFT), (f"{peak}", theme.STRONG), (f" of {usage.num_blocks} held", theme.SOFT)]
+    if usage.length:
+        left += [("  peak ", theme.SOFT), (f"{peak}", theme.STRONG), (f" of {usage.num_blocks} held", theme.SOFT)]
     if usage.num_audited < usage.length:
         left.append((f"  audited {_percent(usage.num_audited, usage.length)}", theme.NOTICE))
     right: list[Part] = [(f" {moment.speed:g}{glyphs.times} ", theme.STRONG)]
     if moment.note:
         left += [(f"  {glyphs.bookmark} ", theme.STRONG), (moment.note, theme.STRONG)]
-    elif measure(left) + measure(right) + len(KEYS_HINT) + 2 <= width:
-        right.append((f" {KEYS_HINT}", theme.SOFT))
+    else:
+        hint = "".join(f" {' '.join(keys[name] for name in names)} {what} " for what, names in _HINT.items())
+        if measure(left) + measure(right) + len(hint) + 2 <= width:
+            right.append((hint, theme.SOFT))
     return columns(left, right, width)
 
 

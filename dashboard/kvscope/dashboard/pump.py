@@ -26,10 +26,17 @@ class FramePump:
 
     `post` is called from the reader thread and returns False once nobody listens. It is given an exception where a
     frame cannot be built, and nothing after it: a picture that stands still must not pass for a quiet engine.
+    `has_room`, called there as well, tells whether another picture makes sense, and else calls back when it does.
     """
 
-    def __init__(self, view: View, post: Callable[[Frame | Exception], bool], fps: int) -> None:
-        self._view, self._post, self._interval_s = view, post, 1 / max(fps, 1)
+    def __init__(
+        self,
+        view: View,
+        post: Callable[[Frame | Exception], bool],
+        fps: int,
+        has_room: Callable[[Callable[[], None]], bool] = lambda _: True,
+    ) -> None:
+        self._view, self._post, self._interval_s, self._has_room = view, post, 1 / max(fps, 1), has_room
         self._builder = FrameBuilder()
         self._seen: tuple[View, int] | None = None  # what the latest frame shows
         self._stop = threading.Event()
@@ -72,9 +79,9 @@ class FramePump:
         while not self._stop.is_set():
             begun = time.monotonic()
             self._shown.wait()
-            view = self._view
-            stale = (view, view.revision) != self._seen or self._builder.owes_ledger
-            if stale and not self._stop.is_set():
+            if self._is_stale() and not self._stop.is_set():
+                self._wait_for_room()
+                view = self._view
                 self._seen = view, view.revision
                 frame = self._build(view)
                 self._shown.clear()
@@ -85,6 +92,15 @@ class FramePump:
             now = time.monotonic()
             due = max(due + self._interval_s, now + (now - begun))
             self._stop.wait(due - now)
+
+    def _is_stale(self) -> bool:
+        return (self._view, self._view.revision) != self._seen or self._builder.owes_ledger
+
+    def _wait_for_room(self) -> None:
+        """Or until the end."""
+        self._shown.clear()
+        if not self._stop.is_set() and not self._has_room(self._shown.set):
+            self._shown.wait()
 
     def _build(self, view: View) -> Frame | Exception:
         try:

@@ -35,10 +35,11 @@ class Row(NamedTuple):
 
 def order_requests(frame: Frame) -> list[RequestFrame]:
     """Running, preempted and waiting ones in order of arrival, then the finished ones, latest first."""
-    live = [request for request in frame.requests if request.status != "finished"]
-    rank = {"running": 0, "preempted": 1}
-    ended = [request for request in frame.requests if request.status == "finished"]
-    return sorted(live, key=lambda request: rank.get(request.status, 2)) + ended[::-1]
+    running, preempted, waiting, finished = (list[RequestFrame]() for _ in range(4))
+    lists = {"running": running, "preempted": preempted, "finished": finished}
+    for request in frame.requests:
+        lists.get(request.status, waiting).append(request)
+    return [*running, *preempted, *waiting, *reversed(finished)]
 
 
 class Rows(Sequence[Row]):

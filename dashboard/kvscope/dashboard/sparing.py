@@ -45,14 +45,20 @@ class Opening(NamedTuple):
     region: Region
 
     def paint(self, row: int, strip: Strip, sgrs: Sgrs | None = None) -> None:
+        width, length = self.region.width, strip.cell_length
         if row < self.region.height:
-            whole = strip if strip.cell_length == self.region.width else strip.adjust_cell_length(self.region.width)
-            self.canvas.paint(self.region.x, self.region.y + row, whole, sgrs)
+            whole = strip if length <= width else strip.adjust_cell_length(width)
+            self.canvas.paint(self.region.x, self.region.y + row, whole, sgrs, max(width - length, 0))
 
-    def lay(self, row: int, cells: Sequence[str], styles: Sequence[str], column: int = 0) -> None:
-        """The same with cells, as many as there is room for from a column on."""
+    def lay(self, row: int, cells: Sequence[str], styles: Sequence[str]) -> None:
+        """The same with cells, as many as there is room for."""
         if row < self.region.height:
-            self.canvas.lay(self.region.x + column, self.region.y + row, cells, styles)
+            self.canvas.lay(self.region.x, self.region.y + row, cells, styles)
+
+    def put(self, row: int, column: int, cells: Sequence[tuple[int, str, str]]) -> None:
+        """The same with single cells, each as many columns after this one as it says."""
+        if row < self.region.height:
+            self.canvas.put(self.region.x + column, self.region.y + row, cells)
 
 
 class SparingApp(App[None]):
@@ -71,7 +77,7 @@ class SparingApp(App[None]):
         self._cursor_sent: tuple[int, int] | None = None
         self._next_frame_s = self._hurry_until_s = 0.0
         self._sending_later: asyncio.TimerHandle | None = None
-        self._sending_soon = False
+        self._sending_soon: asyncio.Handle | None = None
         self._arranged: object = None
         self._openings: dict[tuple[Widget, int | None], Opening | None] = {}  # as the screen is arranged now
 
@@ -91,12 +97,15 @@ class SparingApp(App[None]):
         self._canvas.forget()
         self.screen.refresh()
 
-    def when_there_is_room(self, callback: Callable[[], None]) -> None:
-        """Call back when another picture makes sense: the line is free, or nobody knows."""
-        if isinstance(self._driver, TerminalDriver):
-            self._driver.when_there_is_room(callback)
-        else:
-            callback()
+    def has_room(self, callback: Callable[[], None]) -> bool:
+        """From any thread: whether another picture makes sense, as the line is free, or nobody knows. Else call back
+        when it does: to do so always would wake the event loop after each frame.
+        """
+        driver = self._driver
+        if not isinstance(driver, TerminalDriver) or driver.is_idle:
+            return True
+        driver.tell_of_room(callback)
+        return False
 
     def _display(self, screen: Any, renderable: Any) -> None:
         """Where Textual hands over what it has rendered; there is no public place for it."""
@@ -147,16 +156,22 @@ class SparingApp(App[None]):
 
     def send_soon(self) -> None:
         """The picture has changed; more may be on the way."""
-        if not self._sending_soon:
-            self._sending_soon = True
-            asyncio.get_running_loop().call_soon(self._send)
+        if self._sending_soon is None:
+            self._sending_soon = asyncio.get_running_loop().call_soon(self._send)
+
+    def send_now(self) -> None:
+        """If it has, no more is on the way: another turn of the event loop is spared."""
+        soon, self._sending_soon = self._sending_soon, None
+        if soon is not None:
+            soon.cancel()
+            self._send()
 
     def _send(self) -> None:
         """One frame: now, when it is time, or when there is room."""
         driver, now = self._driver, time.monotonic()
         if not isinstance(driver, TerminalDriver) or not self.screen_stack:
             return
-        self._sending_soon = False
+        self._sending_soon = None
         if driver.num_starts != self._num_starts:
             self._num_starts = driver.num_starts
             self._canvas.forget()

@@ -65,8 +65,6 @@ class _Still(ReplaySource):
 
     def __init__(self, track: Track, seek: Callable[[Player], None]) -> None:
         super().__init__(track)
-        if not self.player.length:
-            raise CommandError("the recording holds no batch, only a state")
         self.player.rewind()
         seek(self.player)
 

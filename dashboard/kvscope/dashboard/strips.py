@@ -16,7 +16,11 @@ Part = tuple[str, Style]
 def make_strip(parts: Iterable[Part], width: int | None = None) -> Strip:
     """One line; with `width`, cropped or padded to exactly that many cells."""
     segments = [Segment(text, style) for text, style in parts if text]
-    strip = Strip(segments, sum(cell_len(segment.text) for segment in segments))
+    length = sum([cell_len(segment.text) for segment in segments])
+    if width is not None and length < width:  # at once: a strip is dear to make
+        segments.append(Segment(" " * (width - length)))
+        length = width
+    strip = Strip(segments, length)
     return strip if width is None else strip.adjust_cell_length(width)
 
 
@@ -50,6 +54,16 @@ def fit_parts(parts: Sequence[Part], room: int, glyphs: Glyphs) -> list[Part]:
         if measure([(text, style)]) > left:
             return [*fitted, (clip(text, left, glyphs), style)]
         fitted.append((text, style))
+    return fitted
+
+
+def fit_whole(items: Iterable[Sequence[Part]], room: int) -> list[Part]:
+    """As many of these as fit `room` cells whole, from the first on; the space after the last one need not."""
+    fitted: list[Part] = []
+    for item in items:
+        if cell_len("".join(text for text, _ in (*fitted, *item)).rstrip()) > room:
+            break
+        fitted += item
     return fitted
 
 

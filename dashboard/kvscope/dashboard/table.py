@@ -78,6 +78,22 @@ class TableDrawing:
         strip = make_strip(words, width)
         return strip.apply_style(theme.ROW) if self._below and y == self.row else strip
 
+    def facts(self, y: int) -> tuple[object, ...] | None:
+        """All that the line of a block depends on; None for other lines, and beside a translation."""
+        logical = self.logical_at(y)
+        if logical is None or y < self._head or self._below:
+            return None
+        sequence, block_size = self._sequence, self._pool.block_size
+        block_id, first = self._table[logical - self._num_gone], logical * block_size
+        stop = min(sequence.num_written, first + block_size)
+        return (
+            (self._width, self._request.owner, self._num_gone, len(self._table)),
+            (self._pool.letter, self._pool.num_blocks, block_size),
+            (sequence.sequence_id, logical, block_id, self._pool.refs[block_id], stop),
+            (self._notes.sharers.get(block_id), self._notes.copies.get(logical)),
+            sequence.pieces[first:stop],
+        )
+
     def _gone(self) -> Strip:
         """Where the logical numbers below begin, and why."""
         count = self._num_gone

@@ -17,6 +17,8 @@ from kvscope.dashboard.selection import Shown
 from kvscope.dashboard.strips import make_strip
 from kvscope.dashboard.table import TableDrawing
 
+MAX_DRAWN_LINES = 500  # that are remembered
+
 
 class TablePane(LazyPane):
     """One sequence, with a cursor on a token that shows where its keys and values lie; or a whole request."""
@@ -44,6 +46,7 @@ class TablePane(LazyPane):
         self._frame: Frame | None = None
         self._shown: Shown | None = None
         self._drawing: TableDrawing | None = None
+        self._drawn: dict[int, tuple[tuple[object, ...], Strip]] = {}  # by line; what it was drawn from, and it
         self._candidates: CandidatesDrawing | None = None  # instead, while a whole request is selected
         self._whole = self._following = False
         self.token: int | None = None  # a position; it stays when another sequence comes on show, to compare them
@@ -69,6 +72,8 @@ class TablePane(LazyPane):
 
     def prepare(self, width: int) -> int:
         self._drawing = self._candidates = None
+        if len(self._drawn) > MAX_DRAWN_LINES:
+            self._drawn.clear()
         if self._frame is not None and self._shown is not None and self._whole:
             self._candidates = CandidatesDrawing(
                 self._frame, self._shown[0], self._glyphs, width, height=self.content_height
@@ -84,7 +89,13 @@ class TablePane(LazyPane):
             return self._candidates.strips[y]
         if self._drawing is None:
             return make_strip([(" no sequence selected", theme.SOFT)], width)
-        return self._drawing[y]
+        facts = self._drawing.facts(y)
+        if facts is None:
+            return self._drawing[y]
+        drawn = self._drawn.get(y)
+        if drawn is None or drawn[0] != facts:
+            drawn = self._drawn[y] = facts, self._drawing[y]
+        return drawn[1]
 
     @property
     def _slots(self) -> range:

@@ -117,6 +117,16 @@ class TerminalDriver(LinuxDriver):
             return True
         return self._size_given - self._size_received <= MAX_ON_THE_WAY
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is on its way, as far as any thread can tell."""
+        return self._num_given == self._num_taken and not self._asked
+
+    def tell_of_room(self, callback: Callable[[], None]) -> None:
+        """`when_there_is_room`, from any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.when_there_is_room, callback)
+
     def _owes(self) -> bool:
         """Answers may come that belong to what was asked before a stall: they say nothing about later frames."""
         with suppress(IndexError):  # the other thread may take one

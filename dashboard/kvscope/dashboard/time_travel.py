@@ -101,7 +101,7 @@ class TimeTravelApp(ThemedApp):
             await self._travel_in_turn([player.pause, lambda: player.seek_seq(seq)], "")
 
     async def action_go_to(self) -> None:
-        await open_dialogue(self, GoToScreen(self._glyphs), self._go_to)
+        await open_dialogue(self, GoToScreen(), self._go_to)
 
     def _go_to(self, destination: Destination | None) -> None:
         player = self._player

@@ -4,7 +4,7 @@ from textual import events
 from textual.message import Message
 
 from kvscope.dashboard.glyphs import Glyphs
-from kvscope.dashboard.pane import StripWidget
+from kvscope.dashboard.pane import StripWidget, key_names_of
 from kvscope.dashboard.playback import Folder, TimelineDrawing, draw_playback, read_moment, read_usage, stretch
 from kvscope.transport.timetravel import Player
 
@@ -43,7 +43,10 @@ class TimelineBar(StripWidget):
         if moment.ended and self._has_ended is False:
             self.post_message(self.Ended())
         self._has_ended = moment.ended
-        self._drawing = draw_playback(moment, read_usage(player), self._glyphs, width, bar_height, fold=self._fold)
+        keys = key_names_of(self)
+        self._drawing = draw_playback(
+            moment, read_usage(player), self._glyphs, width, bar_height, fold=self._fold, keys=keys
+        )
         self.show(self._drawing.lines)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
