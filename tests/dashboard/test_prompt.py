@@ -91,6 +91,16 @@ async def test_prompts_are_recalled_in_the_next_session_and_scripts_are_not(tmp_
         assert app.query_one(PromptInput).value == "first"
 
 
+async def test_the_last_prompts_are_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvscope.dashboard.prompt.MAX_PROMPTS", 2)
+    source = live(num_steps=1)
+    async with running(source, look=Look(prompts=tmp_path / "prompts.jsonl")) as (app, pilot):
+        await pilot.press("i", "a", "enter", "b", "enter", "c", "enter")
+        assert app.query_one(PromptInput).earlier == ["b", "c"]
+        await pilot.press("up", "up", "up")
+        assert app.query_one(PromptInput).value == "b"
+
+
 async def test_a_prompt_of_several_lines_grows_is_sent_and_recalled(tmp_path):
     source = live(num_steps=1)
     async with running(source, (80, 24), look=Look(prompts=tmp_path / "prompts.jsonl")) as (app, pilot):

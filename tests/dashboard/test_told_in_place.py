@@ -55,6 +55,17 @@ async def test_what_the_engine_refuses_later_is_said_at_the_prompt_and_in_the_li
         await until(pilot, lambda: app.chosen.key == "r1", "the rows below are where they are drawn")
 
 
+async def test_only_the_last_prompts_are_waited_for(monkeypatch):
+    monkeypatch.setattr("kvscope.dashboard.prompting.MAX_REMEMBERED", 2)
+    source = live(num_steps=1)
+    async with running(source) as (app, pilot):
+        for number in range(3):
+            source.control.answer = Reply(ok=True, request_id=f"x{number}")
+            await pilot.press("i", "a", "enter")
+            await until(pilot, lambda number=number: f"x{number}" in app._sent, "the answer")
+        assert list(app._sent) == ["x1", "x2"]
+
+
 def test_refusals_are_shown_for_a_while_and_not_again_of_a_log_that_goes_on():
     source = live(num_steps=1)
     recent, builder = RecentRefusals(), FrameBuilder()

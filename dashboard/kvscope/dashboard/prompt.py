@@ -17,7 +17,7 @@ from textual.widgets import Static, TextArea
 from textual.widgets.text_area import Selection
 
 from kvscope.dashboard.editor import printable_lines
-from kvscope.dashboard.prompt_history import PromptHistory
+from kvscope.dashboard.prompt_history import MAX_PROMPTS, PromptHistory
 from kvscope.events.options import OPTION_NAMES, OptionError, split_prompt
 from kvscope.events.text import make_printable
 from kvscope.events.types import SamplingParams
@@ -80,7 +80,7 @@ class PromptInput(TextArea):
         if self._kept is not None:
             self._kept.add(line)
         if not self.earlier or self.earlier[-1] != line:
-            self.earlier.append(line)
+            self.earlier = [*self.earlier, line][-MAX_PROMPTS:]
         self._place, self._draft = len(self.earlier), ""
 
     def update_suggestion(self) -> None:

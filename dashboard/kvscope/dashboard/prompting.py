@@ -1,5 +1,6 @@
 """What the dashboard does with prompts: typed, edited elsewhere, or scripted; and what becomes of them."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -16,6 +17,8 @@ from kvscope.dashboard.themed import Look
 from kvscope.events.types import RequestRefused
 from kvscope.transport.source import PendingReply, Source
 
+MAX_REMEMBERED = 1_000
+
 
 class PromptingApp(ActionsApp):
     """An app with a prompt bar and a list of requests."""
@@ -24,7 +27,7 @@ class PromptingApp(ActionsApp):
         super().__init__(source, glyphs, look)
         self._script: list[str] = []
         self._script_delay_s = 0.0
-        self._sent: set[str] = set()  # requests from here
+        self._sent: deque[str] = deque(maxlen=MAX_REMEMBERED)  # requests from here, the last ones
 
     def script(self, prompts: Sequence[str], delay_s: float) -> None:
         """Prompts to send one after the other, until the user types."""
@@ -74,7 +77,7 @@ class PromptingApp(ActionsApp):
         if not reply.ok:
             self.query_one(PromptBar).note(f"prompt refused: {reply.error or 'without a reason'}")
             return
-        self._sent.add(reply.request_id)
+        self._sent.append(reply.request_id)
         self.tell_refused()
 
     def tell_refused(self) -> None:

@@ -77,7 +77,7 @@ def run_screen(app: "App[None]", *, mouse: bool = True) -> int:
     # What has been loaded stays. Looking through millions of entries of block tables and logs for cycles, of which
     # they have none, takes an eighth of a busy viewer's time, and 50 ms at once: a key would have to wait for it.
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS // 2, 4, 25)  # few at a time, and seldom at all of them
+    gc.set_threshold(YOUNG_OBJECTS // 2, 4, 6)  # few at a time, and seldom at all of them
     with _signals_end(app):
         app.run(mouse=mouse)
     return app.return_code or 0
