@@ -1,12 +1,15 @@
 """The compiled small operations against torch's own, as models write them."""
 
+import re
+
 import pytest
 import torch
+from numba import types
 from numba.core import event
 from torch import Tensor
 from torch.nn.functional import silu
 
-from kvscope.kernels import cpu_layers
+from kvscope.kernels import cpu_layers, numba_layers
 from kvscope.kernels.numba_layers import layer_functions
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -60,6 +63,26 @@ def test_what_is_not_a_number_stays_so():
     for rows in (x, x.bfloat16()):
         for result in (cpu_layers.silu_and_multiply(rows, rows), cpu_layers.rotate(rows[None], rows, rows)):
             assert result.isnan().any(-1).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 200])
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+def test_add(num_rows, size, dtype):
+    left, right = torch.randn(2, 1, num_rows, size).to(dtype)
+    output = torch.empty_like(left)
+    cpu_layers.add(left, right, output)
+    assert torch.equal(output, left + right)
+
+
+@pytest.mark.parametrize("element", [types.float32, types.uint16])
+@pytest.mark.parametrize("function", [numba_layers._add, numba_layers._silu_row])
+def test_loops_become_vectors(function, element):
+    """Asked of the compiler: nothing else tells but time."""
+    array, n = types.Array(element, 1, "C"), types.int64
+    signature = (n, n, array, array, array, n) if function is numba_layers._add else (array, array, array)
+    function.compile(signature)
+    assert re.search(r"= fadd [^=]*<\d+ x float>", function.inspect_llvm(signature))
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])

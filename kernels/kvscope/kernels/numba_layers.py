@@ -40,16 +40,21 @@ def _rms_norm(first, last, x, weight, output, size, epsilon, offset):
 
 
 @numba.njit(**OPTIONS)
-def _silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):
+def _silu_row(gates, ups, out):
+    """Alone, the loop becomes better vectors than inside another."""
     one = np.float32(1)
+    for i in range(len(out)):
+        x = wide(gates[i])
+        e = exp(-abs(x))
+        activated = x * ((one if x >= 0 else e) / (one + e))
+        out[i] = narrow(rounded(activated, gates[i]) * wide(ups[i]), gates[i])
+
+
+@numba.njit(**OPTIONS)
+def _silu_and_multiply(first, last, gate, gate_stride, up, up_stride, output, size):
     for row in range(first, last):
         gates, ups = gate[row * gate_stride : row * gate_stride + size], up[row * up_stride : row * up_stride + size]
-        out = output[row * size : (row + 1) * size]
-        for i in range(size):
-            x = wide(gates[i])
-            e = exp(-abs(x))
-            activated = x * ((one if x >= 0 else e) / (one + e))
-            out[i] = narrow(rounded(activated, gates[0]) * wide(ups[i]), gates[0])
+        _silu_row(gates, ups, output[row * size : (row + 1) * size])
 
 
 @numba.njit(**OPTIONS)
@@ -85,8 +90,11 @@ def _write_slots(first, last, new, new_strides, cache, cache_strides, slots, sha
 
 @numba.njit(**OPTIONS)
 def _add(first, last, left, right, output, size):
-    for i in range(first * size, last * size):
-        output[i] = narrow(wide(left[i]) + wide(right[i]), left[i])
+    """Over slices: an index that may be negative, as far as a compiler knows, keeps the loop from becoming vectors."""
+    start, stop = first * size, last * size
+    lefts, rights, sums = left[start:stop], right[start:stop], output[start:stop]
+    for i in range(len(sums)):
+        sums[i] = narrow(wide(lefts[i]) + wide(rights[i]), lefts[i])
 
 
 @numba.njit
