@@ -226,8 +226,9 @@ def rotated(roomy: Path, tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.glob("part.*.mcap"))
 
 
-def test_a_size_needs_a_recording(kvscope: Kvscope) -> None:
-    assert_refused(kvscope("run", "--prompt", "x", "--record-max-size", "64K"), "add --record FILE")
+@pytest.mark.parametrize("command", ["run --prompt x", "demo", "simulate --synthetic requests=1"])
+def test_a_size_needs_a_recording(kvscope: Kvscope, command: str) -> None:
+    assert_refused(kvscope(*command.split(), "--record-max-size", "64K"), "add --record FILE")
 
 
 def test_the_files_of_a_rotated_recording_are_one(kvscope: Kvscope, roomy: Path, rotated: list[Path]) -> None:

@@ -138,10 +138,25 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         read_trace(tmp_path / "t.csv", chunk_size=512)
 
 
-@pytest.mark.parametrize("words", ["many=5", "requests", "requests=x", "requests=0", "rate=-1", "prompt=99999999"])
-def test_synthetic_options_that_cannot_work(words: str) -> None:
-    with pytest.raises(TraceError, match="--synthetic: "):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("many=5", "many=5 is not NAME=NUMBER with one of the names requests, rate,"),
+        ("requests", "requests is not NAME=NUMBER"),
+        ("requests=x", "requests is a whole number, not 'x'"),
+        ("seed=1.5", "seed is a whole number, not '1.5'"),
+        ("rate=fast", "rate is a number, not 'fast'"),
+        ("rate=nan", "rate is from 0 to 1,000,000,000, not nan"),
+        ("requests=0", "requests is from 1 to 100,000,000, not 0"),
+        ("rate=-1", "rate is from 0 to"),
+        ("prompt=99999999", "prompt is from 1 to 65,536"),
+        ("rate=1 rate=2", "rate is there twice"),
+    ],
+)
+def test_synthetic_options_that_cannot_work(words: str, message: str) -> None:
+    with pytest.raises(TraceError) as error:
         parse_synthetic(words)
+    assert str(error.value).startswith(f"--synthetic: {message}")
 
 
 def test_the_same_seed_is_the_same_trace() -> None:
@@ -363,11 +378,14 @@ def test_the_command(kvscope: Any, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ((), "simulate needs a trace"),
-        (("t.csv", "--synthetic", ""), "simulate needs a trace"),
+        (("t.csv", "--synthetic", ""), "a trace file or --synthetic, not both"),
         (("/nowhere/t.csv",), "/nowhere/t.csv: No such file"),
         (("--synthetic", "x=1"), "--synthetic: x=1 is not"),
-        (("--synthetic", "requests=1", "--num-blocks", "0"), "--num-gpu-blocks-override is from 1"),
-        (("--synthetic", "requests=1", "--num-gpu-blocks-override", "0"), "--num-gpu-blocks-override is from 1"),
+        (("--synthetic", "requests=1,rate=2"), "--synthetic: requests is a whole number, not '1,rate=2'"),
+        (("--synthetic", "requests=1", "--max-requests", "2"), "say --synthetic 'requests=N'"),
+        (("--synthetic", "requests=1", "--record-max-size", "1M"), "add --record FILE"),
+        (("--synthetic", "requests=1", "--num-blocks", "0"), "--num-blocks (--num-gpu-blocks-override) is from 1 to"),
+        (("--synthetic", "requests=1", "--speed", "0"), "--speed is from 0.000001 to 1,000,000, not 0"),
         (("--synthetic", "requests=1", "--sliding-window", "0"), "--sliding-window is from 1 to"),
         (("--synthetic", "requests=1", "--preemption", "swap"), "--preemption swap needs room on the host"),
         (("--synthetic", "requests=1", "--swap-space", "1e-9"), "holds no block of 2097152 bytes"),

@@ -53,8 +53,7 @@ def demo(
     """Run the demonstration; the engine is stopped on every way out. The exit code."""
     if lesson and allocator != "paged":
         raise CommandError(f"demo --lesson is about paging; without it, --allocator {allocator}")
-    if record is not None:
-        check_recordable(record, force=force, max_bytes=max_bytes)
+    check_recordable(record, force=force, max_bytes=max_bytes)
     on_screen = has_terminal()
     if on_screen:
         require_screen("demo")

@@ -77,7 +77,9 @@ def simulate(
     from kvscope.engine.simulation import command
     from kvscope.engine.simulation.trace import TraceError
 
-    if (trace is None) == (synthetic is None):
+    if trace is not None and synthetic is not None:
+        raise CommandError("simulate takes a trace file or --synthetic, not both")
+    if trace is None and synthetic is None:
         raise CommandError("simulate needs a trace: kvscope simulate FILE, or --synthetic 'requests=1000 rate=20'")
     try:
         return command.simulate(

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from kvscope.engine.config import ConfigError
 from kvscope.engine.model_hub import resolve_model
 from kvscope.transport.discovery import check_unclaimed
 from kvscope.transport.keys import Listening
@@ -12,11 +11,8 @@ from kvscope.transport.sockets import check_bindable
 
 
 def check_run(model: str, *, record: Path | None, force: bool, max_bytes: int | None) -> None:
-    """Raises ConfigError: no such model, or no recording to limit. RecordingError: it could not be begun."""
-    if record is not None:
-        check_recordable(record, force=force, max_bytes=max_bytes)
-    elif max_bytes is not None:
-        raise ConfigError("--record-max-size says how long a recording's files are; add --record FILE")
+    """Raises ConfigError: no such model. RecordingError: no recording could be begun, or there is none to limit."""
+    check_recordable(record, force=force, max_bytes=max_bytes)
     resolve_model(model)
 
 

@@ -34,7 +34,7 @@ from kvscope.engine.simulation.trace import MAX_TOKENS, Trace
 from kvscope.engine.simulation.trace_files import read_trace
 from kvscope.events.types import MAX_NUM_BLOCKS, EngineInfo
 from kvscope.transport.publisher import NullPublisher
-from kvscope.transport.recording import Recorder, SeriesRecorder, open_recorder
+from kvscope.transport.recording import Recorder, SeriesRecorder, check_recordable, open_recorder
 
 GIB = 1 << 30
 PROGRESS_INTERVAL_S = 0.2
@@ -69,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for flag, value, low, high in (
-            ("--num-gpu-blocks-override", self.num_blocks, 1, MAX_NUM_BLOCKS),
+            ("--num-blocks (--num-gpu-blocks-override)", self.num_blocks, 1, MAX_NUM_BLOCKS),
             ("--block-size", self.block_size, 1, MAX_BLOCK_SIZE),
             ("--max-num-seqs", self.max_num_seqs, 1, 1 << 20),
             ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 1 << 30),
@@ -85,7 +85,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("--context-us", self.context_us, 0, MAX_STEP_US),
         ):
             if value is not None and not low <= value <= high:
-                raise ConfigError(f"{flag} is from {low:,} to {high:,}, not {value}")
+                raise ConfigError(f"{flag} is from {_figure(low)} to {_figure(high)}, not {value}")
+        if self.synthetic is not None and self.max_requests is not None:
+            raise ConfigError("--max-requests is for a trace file; of a made-up trace say --synthetic 'requests=N'")
         EngineConfig(  # its own rules, of what goes with what
             swap_space=self.swap_space,
             preemption=self.preemption,
@@ -104,6 +106,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return min(int(self.swap_space * GIB) // self.bytes_per_block, MAX_NUM_BLOCKS)
 
 
+def _figure(limit: float) -> str:
+    """A limit in plain digits: 0.000001, 1,000,000."""
+    return f"{limit:,.6f}".rstrip("0").rstrip(".")
+
+
 def simulate(
     settings: Settings, *, record: Path | None, force: bool, as_json: bool, max_bytes: int | None = None
 ) -> int:
@@ -111,9 +118,10 @@ def simulate(
 
     Raises:
         TraceError, OSError: the trace cannot be read.
-        RecordingError: the recording cannot be written.
+        RecordingError: the recording cannot be written, or there is none to limit.
         KeyboardInterrupt: after what was simulated until then has been summed up.
     """
+    check_recordable(record, force=force, max_bytes=max_bytes)  # before a long trace is read
     trace = _trace(settings)
     with contextlib.ExitStack() as stack:
         recorder = (

@@ -32,20 +32,27 @@ def parse_synthetic(text: str) -> Synthetic:
     Raises:
         TraceError: an unknown option, or a value that cannot work.
     """
-    names = msgspec.structs.fields(Synthetic)
-    values: dict[str, str] = {}
+    kinds = {field.name: field.type for field in msgspec.structs.fields(Synthetic)}
+    values: dict[str, int | float] = {}
     for word in text.split():
         name, equals, value = word.partition("=")
-        if not equals or name not in {field.name for field in names}:
-            known = ", ".join(field.name for field in names)
-            raise TraceError(f"--synthetic: {word} is not NAME=NUMBER with one of the names {known}")
-        values[name] = value
-    try:
-        wanted = msgspec.convert(values, Synthetic, strict=False)
-    except msgspec.ValidationError as error:
-        raise TraceError(f"--synthetic: {error}") from None
+        if not equals or name not in kinds:
+            raise TraceError(f"--synthetic: {word} is not NAME=NUMBER with one of the names {', '.join(kinds)}")
+        if name in values:
+            raise TraceError(f"--synthetic: {name} is there twice")
+        values[name] = _number(name, value, kinds[name])
+    wanted = msgspec.convert(values, Synthetic)
     _check(wanted)
     return wanted
+
+
+def _number(name: str, text: str, kind: type[int] | type[float]) -> int | float:
+    """Raises TraceError: the text is no number of that kind."""
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        rule = "a whole number" if kind is int else "a number"
+        raise TraceError(f"--synthetic: {name} is {rule}, not {text[:40]!r}") from None
 
 
 def _check(wanted: Synthetic) -> None:

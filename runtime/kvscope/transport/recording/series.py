@@ -27,8 +27,16 @@ def open_recorder(path: Path, *, force: bool = False, max_bytes: int | None = No
     return Recorder(path, force=force) if max_bytes is None else SeriesRecorder(path, max_bytes, force=force)
 
 
-def check_recordable(path: Path, *, force: bool = False, max_bytes: int | None = None) -> None:
-    """Look, without touching anything. Raises RecordingError: what `open_recorder` would refuse for sure."""
+def check_recordable(path: Path | None, *, force: bool = False, max_bytes: int | None = None) -> None:
+    """Look, without touching anything; None: nothing is to be recorded.
+
+    Raises:
+        RecordingError: what `open_recorder` would refuse for sure, or a limit without a recording.
+    """
+    if path is None:
+        if max_bytes is not None:
+            raise RecordingError("--record-max-size says how long a recording's files are; add --record FILE")
+        return
     if max_bytes is not None:
         _check_series(path, force=force)
     check_file(path, force=force or max_bytes is not None)
