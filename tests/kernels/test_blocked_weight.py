@@ -61,6 +61,23 @@ def test_bfloat16_on_a_processor_that_does_not_multiply_it(monkeypatch):
     torch.testing.assert_close(sums, (rows.double() @ weight.double().T).float(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("max_sums", [6, 24])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 6])
+def test_many_and_few_registers(num_rows, max_sums, monkeypatch):
+    """Compiled here and now, for either kind of processor: in few, a block's outputs are summed up part by part."""
+    monkeypatch.setattr(numba_tile, "_MAX_SUMS", max_sums)
+
+    @numba.njit
+    def multiply(weight, rows, sums):
+        numba_tile.multiply_tile(num_rows, weight, 0, rows, 0, 40, 0, sums)
+
+    torch.manual_seed(7)
+    weight, rows, sums = torch.randn(64, 40), torch.randn(num_rows, 40), torch.zeros(num_rows, 64)
+    multiply(in_blocks(weight)[64:].numpy(), rows.numpy().ravel(), sums.numpy().ravel())
+    torch.testing.assert_close(sums, (rows.double() @ weight.double().T).float(), rtol=1e-5, atol=1e-5)
+    assert num_rows * numba_tile._columns_at_once(num_rows) <= 16 * max_sums
+
+
 def test_takes_contiguous_rows_of_its_type_only():
     blocked = BlockedWeight(0, (64, 16), torch.float32, None)
     assert blocked.takes(torch.ones(1, 3000, 16))

@@ -1,11 +1,12 @@
 """The innermost loop of a multiplication: up to six rows times 64 outputs of a weight, all sums kept in registers.
 
-Written in LLVM's vectors, since a compiler that is given loops keeps such sums in memory. Where the processor has
+Written in LLVM's vectors, since a compiler that is given loops keeps such sums in memory. A processor with fewer
+registers than AVX-512 has goes through the weights several times, for a part of the outputs each. Where it has
 AVX512_BF16, bfloat16 is multiplied in pairs by its own instruction; else it is widened first.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 from llvmlite import binding, ir
@@ -16,8 +17,10 @@ from kvscope.kernels.numba_elements import target_has
 from kvscope.kernels.numba_prefetch import CACHE_LINE_BYTES, prefetch
 
 BLOCK = 64  # outputs that lie side by side
-MAX_ROWS = 6  # 24 vectors of sums, of the 32 that AVX-512 has
-LINES_AHEAD = 2  # asked for at each step: of the four that a step reads, for weights read at least twice
+MAX_ROWS = 6
+# Vectors of 16 sums that the processor's registers hold: 24 of the 32 that AVX-512 has; twice 6 of AVX2's 16.
+_MAX_SUMS = 24 if target_has("avx512f") else 6
+LINES_AHEAD = 2  # asked for per element: of the four that a block has, for weights read at least twice
 
 _REAL, _WORD, _INDEX = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _WIDTH = 16
@@ -65,6 +68,56 @@ def _everywhere(builder: ir.IRBuilder, value: Any, kind: Any) -> Any:
     return builder.shuffle_vector(builder.insert_element(undefined, value, _WORD(0)), undefined, zeros)
 
 
+def _columns_at_once(num_rows: int) -> int:
+    """Outputs of a block that are summed up in one loop."""
+    fitting = _MAX_SUMS // num_rows * _WIDTH
+    return max(columns for columns in (BLOCK, BLOCK // 2, _WIDTH) if columns <= max(fitting, _WIDTH))
+
+
+class _Starts(NamedTuple):
+    """Memory and where in it a loop begins: of weights, of inputs, and of the weights that come next."""
+
+    weights: Any
+    start: Any
+    inputs: Any
+    first: Any
+    ahead: Any
+
+
+def _emit_loop(
+    builder: ir.IRBuilder, add: Add, starts: _Starts, count: Any, shape: tuple[int, int, int]
+) -> dict[tuple[int, int], Any]:
+    """The sums of so many rows and columns, by (row, column of each vector), with lines asked for at each step."""
+    num_rows, num_columns, num_lines = shape
+    element = starts.weights.type.pointee
+    vector, columns = ir.VectorType(element, _WIDTH), range(0, num_columns, _WIDTH)
+    before, loop, after = builder.block, *(builder.append_basic_block(name) for name in ("loop", "after"))
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k = builder.phi(_INDEX)
+    totals = {(row, column): builder.phi(_REALS) for row in range(num_rows) for column in columns}
+    here = builder.gep(starts.weights, [builder.add(starts.start, builder.mul(k, _INDEX(BLOCK)))])
+    loaded = {column: _load(builder, builder.gep(here, [_INDEX(column)]), vector, 4) for column in columns}
+    length = CACHE_LINE_BYTES // 4
+    for line in range(num_lines):
+        place = builder.add(builder.mul(k, _INDEX(num_lines * length)), _INDEX(line * length))
+        prefetch(builder, builder.gep(starts.weights, [builder.add(starts.ahead, place)]))
+    sums = {}
+    for row in range(num_rows):
+        place = builder.add(builder.add(starts.first, k), builder.mul(count, _INDEX(row)))
+        x = _everywhere(builder, _load(builder, builder.gep(starts.inputs, [place]), element, 2), vector)
+        sums |= {(row, column): add(builder, totals[row, column], loaded[column], x) for column in columns}
+    following = builder.add(k, _INDEX(1))
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+    k.add_incoming(_INDEX(0), before)
+    k.add_incoming(following, loop)
+    for place, total in totals.items():
+        total.add_incoming(ir.Constant(_REALS, [0.0] * _WIDTH), before)
+        total.add_incoming(sums[place], loop)
+    builder.position_at_end(after)
+    return sums
+
+
 @intrinsic(prefer_literal=True)
 def multiply_tile(
     _: Any, num_rows: Any, weight: Any, start: Any, rows: Any, first: Any, count: Any, ahead: Any, sums: Any
@@ -75,46 +128,25 @@ def multiply_tile(
     `ahead` on, `LINES_AHEAD` cache lines of weights per element are asked for meanwhile.
     """
     is_bfloat16 = weight.dtype == types.uint32
-    element = _WORD if is_bfloat16 else _REAL
-    vector = ir.VectorType(element, _WIDTH)
-    vectors = range(0, BLOCK, _WIDTH)
-    tile = [(row, column) for row in range(num_rows.literal_value) for column in vectors]
+    number_of_rows = num_rows.literal_value
+    columns = _columns_at_once(number_of_rows)
+    lines = max(LINES_AHEAD * columns // BLOCK, 1)  # as many in all, whatever the number of loops
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         def memory(index: int) -> Any:
             return context.make_array(signature.args[index])(context, builder, arguments[index]).data
 
         add = _choose_add(is_bfloat16)
-        weights, inputs, output = memory(1), memory(3), memory(7)
         _, _, start, _, first, count, ahead, _ = arguments
-        before, loop = builder.block, builder.append_basic_block("loop")
-        after = builder.append_basic_block("after")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        k = builder.phi(_INDEX)
-        totals = [builder.phi(_REALS) for _ in tile]
-        step = builder.mul(k, _INDEX(BLOCK))
-        here = builder.add(start, step)
-        loaded = {c: _load(builder, builder.gep(weights, [builder.add(here, _INDEX(c))]), vector, 4) for c in vectors}
-        later = builder.add(ahead, builder.mul(k, _INDEX(LINES_AHEAD * CACHE_LINE_BYTES // 4)))
-        for line in range(LINES_AHEAD):
-            prefetch(builder, builder.gep(weights, [builder.add(later, _INDEX(line * CACHE_LINE_BYTES // 4))]))
-        added, x = [], None
-        for (row, column), total in zip(tile, totals, strict=True):
-            if column == 0:
-                place = builder.add(builder.add(first, k), builder.mul(count, _INDEX(row)))
-                x = _everywhere(builder, _load(builder, builder.gep(inputs, [place]), element, 2), vector)
-            added.append(add(builder, total, loaded[column], x))
-        following = builder.add(k, _INDEX(1))
-        builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
-        k.add_incoming(_INDEX(0), before)
-        k.add_incoming(following, loop)
-        builder.position_at_end(after)
-        for (row, column), total, new in zip(tile, totals, added, strict=True):
-            total.add_incoming(ir.Constant(_REALS, [0.0] * _WIDTH), before)
-            total.add_incoming(new, loop)
-            target = builder.gep(output, [_INDEX(row * BLOCK + column)])
-            builder.store(new, builder.bitcast(target, _REALS.as_pointer())).align = 4
+        weights, inputs, output, length = memory(1), memory(3), memory(7), CACHE_LINE_BYTES // 4
+        for number, column in enumerate(range(0, BLOCK, columns)):
+            asked = range(number * lines, min((number + 1) * lines, LINES_AHEAD))
+            later = builder.add(ahead, builder.mul(count, _INDEX(number * lines * length)))
+            starts = _Starts(weights, builder.add(start, _INDEX(column)), inputs, first, later)
+            sums = _emit_loop(builder, add, starts, count, (number_of_rows, columns, len(asked)))
+            for (row, place), total in sums.items():
+                target = builder.gep(output, [_INDEX(row * BLOCK + column + place)])
+                builder.store(total, builder.bitcast(target, _REALS.as_pointer())).align = 4
         return context.get_dummy_value()
 
     n = types.int64
