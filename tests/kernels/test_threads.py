@@ -12,7 +12,7 @@ from numba import types
 from kvscope.kernels import threads
 from kvscope.kernels.numba_atomics import give_way, load, pause, pointer
 from kvscope.kernels.numba_layers import at
-from kvscope.kernels.numba_sharing import _RANGE, NUM_WORDS, _take
+from kvscope.kernels.numba_sharing import _RANGE, NUM_WORDS, _range, _take
 
 n = types.int64
 
@@ -46,8 +46,39 @@ def test_each_item_is_done_once(num_threads, patience, monkeypatch):
         num_items, grain = 1 + number % 37, 1 + number % 3
         counts, workers, sizes = shared(num_items, grain, num_threads)
         assert (counts == 1).all()
-        assert workers.max() < threads.MAX_THREADS
+        assert workers.max() < num_threads
         assert num_threads == 1 or sizes.max() <= grain
+
+
+def test_who_comes_late_for_a_call_of_more_threads_takes_no_part():
+    """What a function keeps for each thread is made for those of its own call."""
+    for number in range(2000):
+        for num_threads in (6, 2):
+            assert shared(24, 1 + number % 2, num_threads)[1].max() < num_threads
+
+
+def test_what_is_interrupted_is_done_first(monkeypatch):
+    """Others work on the caller's memory, which goes when an exception does; and the next call finds an empty board."""
+    noted = []
+
+    def interrupt(workers, asleep):
+        raise KeyboardInterrupt
+
+    board = np.zeros((3, 400), np.int64)
+    with threads.recorded(noted.append):
+        threads.share_out(count, [row.ctypes.data for row in board], 400, 1, 3)
+    program = threads.Program(noted)
+    with monkeypatch.context() as patched:
+        patched.setattr(threads, "_wake", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            threads.share_out(count, [row.ctypes.data for row in board], 400, 1, 3)
+        assert (board[0] == 2).all()
+        patched.setattr(threads, "PATIENCE_US", 0)
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                program.run()
+        assert len(set(board[0])) == 1
+    assert (shared(9, 1, 3)[0] == 1).all()
 
 
 @numba.cfunc(types.void(n, n, n, n))
@@ -75,7 +106,7 @@ def test_a_thread_awake_or_asleep_takes_its_part(patience, monkeypatch):
 def take_all(board, own, counts):
     """All that is left of the first range, while another thread does so too."""
     while True:
-        first, last = _take(board, _RANGE, 3, own)
+        first, last = _take(board, _RANGE, 3, 0, own)
         if first == last:
             return
         counts[first:last] += 1
@@ -86,7 +117,7 @@ def test_no_item_is_taken_twice():
     board, counts = np.zeros(NUM_WORDS, np.int64), np.zeros((2, num_items), np.int64)
     for number in range(2):
         take_all(board, number == 0, counts[number])  # compiles it
-    board[_RANGE] = num_items
+    board[_RANGE] = _range(2, 0, num_items)
     takers = [threading.Thread(target=take_all, args=(board, i == 0, counts[i])) for i in range(2)]
     for taker in takers:
         taker.start()

@@ -3,14 +3,15 @@
 A board of words, what each thread writes on a cache line of its own, so that none is slowed down by another's:
 
 ```
-line 0       function   arguments   grain   threads     of the call, written while all ranges are empty
-line 1       done                                       items of it that are done
-line 2 + w   state      range                           of worker w; 0 is who called
+line 0       function   arguments   grain   threads   items   of the call, written while all ranges are empty
+line 1       done                                             items of it that are done
+line 2 + w   state      range                                 of worker w; 0 is who called
 ```
 
-A range is the items that are left, first and end in one word. A thread takes from the front of its own, so that it
-goes through memory in order, then one by one from the back of others'. Whoever has taken items knows that the call is
-not over, so that its function and arguments are still there; a thread that comes late finds nothing, or a later call.
+A range is the items that are left, first and end, and the call's number of threads, in one word. A thread takes from
+the front of its own, so that it goes through memory in order, then one by one from the back of others'. Whoever has
+taken items knows that the call is not over, so that its function and arguments are still there; a thread that comes
+late finds nothing, or a later call, of which it takes nothing unless it is one of its threads.
 """
 
 from collections.abc import Callable
@@ -28,24 +29,31 @@ LINE = 8  # words
 MAX_THREADS = 62  # one bit each in a word
 NUM_WORDS = (2 + MAX_THREADS) * LINE  # all zeros: nothing to do
 _AWAKE, _ASLEEP, _INVITED = 0, 1, 2  # states of a worker
-_FUNCTION, _ARGUMENTS, _GRAIN, _THREADS, _DONE, _STATE, _RANGE = 0, 1, 2, 3, LINE, 2 * LINE, 2 * LINE + 1
-_HALF, _LOW = 32, 0xFFFFFFFF
+_FUNCTION, _ARGUMENTS, _GRAIN, _THREADS, _ITEMS = range(5)
+_DONE, _STATE, _RANGE = LINE, 2 * LINE, 2 * LINE + 1
+_BITS = 28  # of a number of items, more than any step has; two of them and a number of threads are one word
+_LOW = (1 << _BITS) - 1
 _PAUSES = 32  # about a microsecond
 
 
 @numba.njit
-def _take(board, place, grain, own):
-    """Items `first:last` of the range at `place`, empty if none are left."""
+def _range(num_threads, first, end):
+    return (((num_threads << _BITS) | first) << _BITS) | end
+
+
+@numba.njit
+def _take(board, place, grain, worker, own):
+    """Items `first:last` of the range at `place`, empty if none are left for this worker."""
     left = load(board, place)
     while True:
-        first, end = left >> _HALF, left & _LOW
-        if first >= end:
+        num_threads, first, end = left >> 2 * _BITS, (left >> _BITS) & _LOW, left & _LOW
+        if first >= end or worker >= num_threads:
             return first, first
         if own:
             last = min(first - first % grain + grain, end)
-            taken, rest = (first, last), (last << _HALF) | end
+            taken, rest = (first, last), _range(num_threads, last, end)
         else:
-            taken, rest = (end - 1, end), (first << _HALF) | (end - 1)
+            taken, rest = (end - 1, end), _range(num_threads, first, end - 1)
         found = compare_and_set(board, place, left, rest)
         if found == left:
             return taken
@@ -58,7 +66,7 @@ def _work(board, worker):
     for i in range(num_threads):
         place = _RANGE + (worker + i) % num_threads * LINE
         while True:
-            first, last = _take(board, place, load(board, _GRAIN), i == 0)
+            first, last = _take(board, place, load(board, _GRAIN), worker, i == 0)
             if first == last:
                 break
             call(load(board, _FUNCTION), worker, first, last, load(board, _ARGUMENTS))
@@ -82,10 +90,11 @@ def _post(words, function, arguments, num_items, grain, num_threads):
     store(words, _ARGUMENTS, arguments)
     store(words, _GRAIN, grain)
     store(words, _THREADS, num_threads)
+    store(words, _ITEMS, num_items)
     store(words, _DONE, 0)
     for i in range(num_threads):
         first, end = num_items * i // num_threads, num_items * (i + 1) // num_threads
-        store(words, _RANGE + i * LINE, (first << _HALF) | end)
+        store(words, _RANGE + i * LINE, _range(num_threads, first, end))
     for i in range(1, num_threads):
         if exchange(words, _STATE + i * LINE, _INVITED) == _ASLEEP:
             asleep |= 1 << i
@@ -93,9 +102,9 @@ def _post(words, function, arguments, num_items, grain, num_threads):
 
 
 @numba.njit
-def _finish(words, num_items):
+def _finish(words):
     _work(words, 0)
-    done = load(words, _DONE)
+    num_items, done = load(words, _ITEMS), load(words, _DONE)
     while done != num_items:
         _await_change(words, _DONE, done)
         done = load(words, _DONE)
@@ -107,7 +116,7 @@ class SharingFunctions(NamedTuple):
     post: Callable[..., int]
     """(board, function, arguments, number of items, grain, number of threads) -> workers to be woken, a bit each."""
     finish: Callable[..., None]
-    """(board, number of items): work until all are done."""
+    """(board): work until the call that was posted last is done, if it is not."""
     run: Callable[..., int]
     """(board, calls, first, number of calls, whether the first is posted, whether to be alone, asleep) -> the next one.
 
@@ -125,8 +134,8 @@ def sharing_functions() -> SharingFunctions:
     def post(board, function, arguments, num_items, grain, num_threads):
         return _post(at(pointer(board), np.int64), function, arguments, num_items, grain, num_threads)
 
-    def finish(board, num_items):
-        _finish(at(pointer(board), np.int64), num_items)
+    def finish(board):
+        _finish(at(pointer(board), np.int64))
 
     def run(board, calls, first, count, posted, alone, asleep_at):
         words, table = at(pointer(board), np.int64), numba.carray(pointer(calls), (count, 5), np.int64)
@@ -140,7 +149,7 @@ def sharing_functions() -> SharingFunctions:
                 at(pointer(asleep_at), np.int64)[0] = asleep
                 return i
             posted = 0
-            _finish(words, num_items)
+            _finish(words)
         return count
 
     def serve(board, worker, microseconds):
@@ -159,7 +168,7 @@ def sharing_functions() -> SharingFunctions:
     n = types.int64
     return SharingFunctions(
         _compiled(post, n, n, n, n, n, n, n),
-        _compiled(finish, types.void, n, n),
+        _compiled(finish, types.void, n),
         _compiled(run, n, n, n, n, n, n, n, n),
         _compiled(serve, types.void, n, n, n),
     )

@@ -33,7 +33,7 @@ class _Worker:
         threading.Thread(target=self._serve, name=f"kvscope-worker-{number}", daemon=True).start()
 
     def wake(self) -> None:
-        """Once for each time that it went to sleep."""
+        """At least once for each time that it went to sleep."""
         self._woken.release()
 
     def _serve(self) -> None:
@@ -63,12 +63,29 @@ def _forget_workers() -> None:
 os.register_at_fork(after_in_child=_forget_workers)
 
 
-def _hire(num_threads: int) -> tuple[int, list[_Worker]]:
-    """The board's address, and so many threads less the caller's."""
-    board = _board()[0]
-    while len(_workers) < num_threads - 1:
-        _workers.append(_Worker(board, len(_workers) + 1))
-    return board, _workers[: num_threads - 1]
+@contextmanager
+def _workers_for(num_threads: int) -> Iterator[tuple[int, list[_Worker]] | None]:
+    """The board's address, and so many threads less the caller's; None if another call has them.
+
+    Nothing that was posted is left behind, whatever is raised inside: others are at work on the caller's memory.
+    """
+    if not _lock.acquire(blocking=False):
+        yield None
+        return
+    try:
+        board = _board()[0]
+        try:
+            while len(_workers) < num_threads - 1:
+                _workers.append(_Worker(board, len(_workers) + 1))
+            yield board, _workers[: num_threads - 1]
+        except BaseException:  # perhaps one that was to be woken, and that nobody would wake later
+            for worker in _workers:
+                worker.wake()
+            raise
+        finally:
+            sharing_functions().finish(board)
+    finally:
+        _lock.release()
 
 
 class Call(NamedTuple):
@@ -93,17 +110,14 @@ class Program:
 
     def run(self) -> None:
         """Do all of them, in order."""
-        alone = not _lock.acquire(blocking=False)
-        try:
-            board, workers = _hire(1 if alone else self._max_threads)
-            run, count, asleep = sharing_functions().run, len(self._table), self._asleep
-            following = run(board, self._table.ctypes.data, 0, count, False, alone, asleep.ctypes.data)
+        count, asleep, table = len(self._table), self._asleep, self._table.ctypes.data
+        with _workers_for(self._max_threads) as found:
+            board, workers = found or (0, [])
+            run = sharing_functions().run
+            following = run(board, table, 0, count, False, found is None, asleep.ctypes.data)
             while following < count:
                 _wake(workers, int(asleep[0]))
-                following = run(board, self._table.ctypes.data, following, count, True, False, asleep.ctypes.data)
-        finally:
-            if not alone:
-                _lock.release()
+                following = run(board, table, following, count, True, False, asleep.ctypes.data)
 
 
 @contextmanager
@@ -129,16 +143,16 @@ def share_out(
     note = getattr(_recording, "note", None)
     if note is not None:
         note(Call(function, words, num_items, grain, num_threads, keep))
-    if num_threads == 1 or not _lock.acquire(blocking=False):
+    if num_threads == 1:
         function.ctypes(0, 0, num_items, addressof(words))
         return
-    try:
-        board, workers = _hire(num_threads)
-        functions = sharing_functions()
-        _wake(workers, functions.post(board, function.address, addressof(words), num_items, grain, num_threads))
-        functions.finish(board, num_items)
-    finally:
-        _lock.release()
+    with _workers_for(num_threads) as found:
+        if found is None:
+            function.ctypes(0, 0, num_items, addressof(words))
+            return
+        board, workers = found
+        post = sharing_functions().post
+        _wake(workers, post(board, function.address, addressof(words), num_items, grain, num_threads))
 
 
 def _wake(workers: Sequence[_Worker], asleep: int) -> None:
