@@ -75,6 +75,36 @@ def test_what_python_reads_behind_the_back_of_torch_shows_in_another_step() -> N
 
 
 @torch.inference_mode()
+def test_what_is_written_behind_the_back_of_torch_shows_at_once() -> None:
+    x = torch.ones(3)
+
+    def forward() -> torch.Tensor:
+        y = x + 1
+        y.numpy()[:] *= 2
+        return y + 1
+
+    tape = Tape(forward)
+    tape.replay()
+    assert (tape.is_right, tape.output.tolist()) == (False, [5, 5, 5])
+
+
+@torch.inference_mode()
+def test_a_shape_that_depends_on_values_ends_a_tape() -> None:
+    """Without reading one: a loop over what is found goes round as often as it did when the tape was made."""
+    x = torch.tensor([1, 0, 2, 0])
+
+    def forward() -> torch.Tensor:
+        return sum(x.nonzero(), torch.zeros(1))
+
+    tape = Tape(forward)
+    found = []
+    for values in ([1, 0, 2, 0], [0, 3, 0, 4], [0, 0, 0, 5], [0, 0, 6, 7]):
+        x.copy_(torch.tensor(values))
+        found.append((tape.replay(), tape.output.item()))
+    assert found == [(True, 2), (True, 4), (False, 3), (False, 5)]
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("seed", range(8))
 def test_memory_that_is_shared_is_never_needed_any_more(seed: int) -> None:
     """Sums of any two earlier ones, which may be views or be read by torch, in one program or cut into several."""

@@ -10,8 +10,9 @@ forward pass    embedding  angles | norm  multiply  rotate  write  attention  mu
 tape            torch             | one table of calls, run by one compiled loop                      | torch
 ```
 
-What depends on values that Python has read cannot be noted. So a tape is run beside the forward pass once, in another
-step than the one that it is of; if they differ by a bit, the forward pass is what will be run.
+What depends on values that Python has read cannot be noted. So a tape is run beside the forward pass twice, in the step
+that it is of and in another one; if they differ by a bit, the forward pass is what will be run. So it is as soon as a
+result has another shape than it had, since Python may have gone on by that.
 """
 
 from bisect import bisect_right
@@ -29,6 +30,7 @@ from kvscope.kernels import cpu_layers
 from kvscope.kernels.threads import Call, Program, recorded
 
 MAX_TAPED_SEQS = 64  # with more, what lies between the multiplications matters less
+NUM_COMPARED = 2  # replays: of the recorded step, and of another one
 _ALIGNMENT = 64  # bytes: a cache line
 _ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
 
@@ -42,9 +44,11 @@ class Operation(NamedTuple):
     output: Tensor | None
 
     def run(self) -> None:
-        """Do it again, with the result where it was."""
+        """Do it again, with the result where it was. Raises ValueError: its shape depends on values."""
         found = self.function(*self.arguments, **self.options)
         if self.output is not None:
+            if found.shape != self.output.shape:  # which may be what Python went on by
+                raise ValueError(f"{self.function} gave {found.shape} after {self.output.shape}")
             self.output.copy_(found)
 
 
@@ -101,11 +105,13 @@ class Tape:
 
     def replay(self) -> bool:
         """Leave in `output` what the forward pass would give now; whether without it."""
-        if self.is_right:
-            for part in self._parts:
-                part.run()
         self._num_replays += 1
-        if self._num_replays == 2 or not self.is_right:  # the first was of the recorded step
+        try:
+            for part in self._parts if self.is_right else ():
+                part.run()
+        except ValueError:
+            self.is_right = False
+        if self._num_replays <= NUM_COMPARED or not self.is_right:
             expected = self._forward()
             self.is_right = self.is_right and torch.equal(expected, self.output)
             self.output.copy_(expected)
