@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import deque
 from functools import cache
 
 import numba
@@ -75,8 +76,7 @@ def test_what_is_interrupted_is_done_first(monkeypatch):
         assert (board[0] == 2).all()
         patched.setattr(threads, "PATIENCE_US", 0)
         with pytest.raises(KeyboardInterrupt):
-            while True:
-                program.run()
+            deque(iter(program.run, False), maxlen=0)  # until a thread has gone to sleep
         assert len(set(board[0])) == 1
     assert (shared(9, 1, 3)[0] == 1).all()
 
