@@ -102,7 +102,7 @@ def _emit_loop(
     for line in range(num_lines):
         place = builder.add(builder.mul(k, _INDEX(num_lines * length)), _INDEX(line * length))
         prefetch(builder, builder.gep(starts.weights, [builder.add(starts.ahead, place)]))
-    sums = {}
+    sums: dict[tuple[int, int], Any] = {}
     for row in range(num_rows):
         place = builder.add(builder.add(starts.first, k), builder.mul(count, _INDEX(row)))
         x = _everywhere(builder, _load(builder, builder.gep(starts.inputs, [place]), element, 2), vector)
