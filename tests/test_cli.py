@@ -243,6 +243,11 @@ def no_torch(tmp_path: Path) -> dict[str, str]:
         ("run --prompt x --record no/where/run.mcap", ["there is no directory no/where"]),
         ("serve --record .", ["that is a directory"]),
         ("serve --name .", ["engine name"]),
+        ("serve --name -x", ["no leading dot or dash"]),
+        ("run --prompt x max_tokens", ["'max_tokens' is not key=value"]),
+        ("serve --max-steps-per-second nan", ["--max-steps-per-second", "'nan' is not a number from 0.1 to 1,000,000"]),
+        ("demo --max-steps-per-second fast", ["'fast' is not a number from 0.1"]),
+        ("record -o x.mcap --for nan", ["--for", "'nan' is not a number from 0.1 to 1,000,000,000"]),
         ("demo --record no/where/run.mcap --record-max-size 1M", ["there is no directory no/where"]),
     ],
 )

@@ -252,6 +252,9 @@ def test_a_pool_larger_than_memory_is_refused_with_the_numbers(tiny: LoadedModel
     [
         ({"block_size": 0}, "--block-size must be at least 1"),
         ({"block_size": 10**10}, "--block-size is at most 65536"),
+        ({"max_num_seqs": 10**20}, "--max-num-seqs is at most 1048576"),
+        ({"max_num_batched_tokens": 10**20}, "--max-num-batched-tokens is at most 1073741824"),
+        ({"max_model_len": 10**20}, "--max-model-len is at most 1073741824"),
         ({"seed": 1 << 64}, "--seed is a whole number from 0"),
         ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization is a share"),
         ({"max_model_len": 0}, "--max-model-len must be at least 1"),

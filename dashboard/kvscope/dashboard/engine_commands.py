@@ -16,7 +16,7 @@ from kvscope.dashboard import flags
 from kvscope.dashboard.errors import INSTALL_ENGINE, CommandError
 from kvscope.dashboard.terminal import leaving_at_once
 from kvscope.engine.config import EMBEDDED_MODEL, ConfigError, EngineConfig, wait_for_threads_asleep
-from kvscope.events.options import parse_options
+from kvscope.events.options import OPTION_NAMES, parse_options
 
 DEFAULTS = EngineConfig()
 _OPTION_WORD = re.compile(r"[A-Za-z_]+=")
@@ -227,7 +227,7 @@ def demo(
 
 def _split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The model and the option words; a first word that looks like an option leaves the embedded model."""
-    if words and _OPTION_WORD.match(words[0]) is None:
+    if words and _OPTION_WORD.match(words[0]) is None and words[0] not in OPTION_NAMES:
         return words[0], words[1:]
     return EMBEDDED_MODEL, words
 

@@ -1,6 +1,7 @@
 """The flags of the commands that start an engine. They carry vLLM's names, so that a habit or a script carries over."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,7 @@ NumGpuBlocksOverride = Annotated[
     typer.Option(help="Blocks in the pool, on any device, instead of what the memory allows.", metavar="N"),
 ]
 GpuMemoryUtilization = Annotated[
-    float, typer.Option(help="Share of the device's memory for weights and pool.", metavar="SHARE")
+    float, typer.Option(help="Share of a GPU's memory for weights and pool.", metavar="SHARE")
 ]
 MaxNumSeqs = Annotated[int, typer.Option(help="Sequences in one step, at most.", metavar="N")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(help="Tokens in one step, at most.", metavar="N")]
@@ -65,6 +66,21 @@ Seed = Annotated[int, typer.Option(help="Default seed of the sampling.", metavar
 Record = Annotated[Path | None, typer.Option(help="Keep every event in FILE, for `kvscope replay`.", metavar="FILE")]
 
 
+def number_within(low: float, high: float) -> Callable[[str], float]:
+    """A parser of numbers in a closed range; typer's own lets `nan` through, which is in none."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise typer.BadParameter(f"{text!r} is not a number from {low:,} to {high:,}")
+        return value
+
+    return parse
+
+
 def parse_size(text: str) -> int:
     """`500M` and `2GiB` in bytes; units are binary."""
     match = re.fullmatch(r"(\d+)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
@@ -109,5 +125,9 @@ Colors = Annotated[
 NoMouse = Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")]
 MaxStepsPerSecond = Annotated[
     float | None,
-    typer.Option(min=0.1, max=1e6, help="Slow the engine down to what an eye can follow.", metavar="N"),
+    typer.Option(
+        parser=number_within(0.1, 1_000_000),
+        help="Slow the engine down to what an eye can follow; 0.1 to 1,000,000.",
+        metavar="N",
+    ),
 ]

@@ -189,7 +189,13 @@ def record(
     record_max_size: flags.RecordMaxSize = None,
     force: flags.Force = False,
     seconds: Annotated[
-        float | None, typer.Option("--for", min=0.1, help="End by itself after this time.", metavar="SECONDS")
+        float | None,
+        typer.Option(
+            "--for",
+            parser=flags.number_within(0.1, 1_000_000_000),
+            help="End by itself after this time, 0.1 or more.",
+            metavar="SECONDS",
+        ),
     ] = None,
     key: flags.Key = None,
     server_key: flags.ServerKey = None,

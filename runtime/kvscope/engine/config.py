@@ -11,6 +11,8 @@ EMBEDDED_MODEL = "tiny-shakespeare"
 
 MAX_SWAP_SPACE = 1 << 20  # GiB
 MAX_BLOCK_SIZE = 1 << 16
+MAX_NUM_SEQS = 1 << 20
+MAX_TOKENS = 1 << 30  # in one step, or in one sequence; what is beyond 64 bits could not be published
 DEFAULT_MAX_MODEL_LEN = 4096  # where the model names no limit, or one beyond what a small pool can hold
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -63,7 +65,13 @@ class EngineConfig:
         for name in ("num_gpu_blocks_override", "max_model_len"):
             if getattr(self, name) is not None:
                 self._check_at_least_1(name)
-        for name, most in (("block_size", MAX_BLOCK_SIZE), ("num_gpu_blocks_override", MAX_NUM_BLOCKS)):
+        for name, most in (
+            ("block_size", MAX_BLOCK_SIZE),
+            ("num_gpu_blocks_override", MAX_NUM_BLOCKS),
+            ("max_num_seqs", MAX_NUM_SEQS),
+            ("max_num_batched_tokens", MAX_TOKENS),
+            ("max_model_len", MAX_TOKENS),
+        ):
             if (getattr(self, name) or 0) > most:
                 raise ConfigError(f"--{name.replace('_', '-')} is at most {most}, not {getattr(self, name)}")
         if not 0 <= self.seed < 1 << 63:

@@ -35,4 +35,4 @@ def check_serve(
 def name_after(model: str) -> str:
     """An engine name made of the model's last path component."""
     last = model.rstrip("/").rsplit("/", 1)[-1]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".")[:64] or "engine"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".-")[:64] or "engine"

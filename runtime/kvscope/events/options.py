@@ -19,9 +19,9 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "n": (1, 64, "a whole number from 1 to 64"),
     "max_tokens": (1, 1 << 20, "a whole number from 1 to 1048576"),
     "temperature": (0.0, 100.0, "a number from 0 (greedy) to 100"),
-    "top_k": (0, 1 << 24, "a whole number; 0 keeps every token"),
+    "top_k": (0, 1 << 24, "a whole number from 0 (keeps every token) to 16777216"),
     "top_p": (1e-6, 1.0, "a number above 0, up to 1"),
-    "seed": (0, (1 << 63) - 1, "a whole number from 0"),
+    "seed": (0, (1 << 63) - 1, f"a whole number from 0 to {(1 << 63) - 1}"),
     "beam_width": (1, 64, "a whole number from 1 (no beam search) to 64"),
     "length_penalty": (-10.0, 10.0, "a number from -10 to 10; above 0 favours long outputs"),
 }

@@ -30,7 +30,7 @@ from kvscope.transport.keys import client_keys
 
 ENGINE_FILE = "engine.json"
 START_HINT = "start one with: kvscope serve"
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")  # no leading dot: `.` and `..` are other directories
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # `.` and `..` are other directories, `-x` is an option
 _MAX_ENGINE_FILE_BYTES = 1 << 16
 
 
@@ -101,7 +101,8 @@ class EngineDirectory:
 def check_name(name: str) -> None:
     """Raises EndpointError for a name that cannot be a directory's."""
     if _NAME.fullmatch(name) is None:
-        raise EndpointError(f"engine name {make_printable(name)!r}: use 1 to 64 of A-Z a-z 0-9 . _ -, no leading dot")
+        allowed = "use 1 to 64 of A-Z a-z 0-9 . _ -, no leading dot or dash"
+        raise EndpointError(f"engine name {make_printable(name)!r}: {allowed}")
 
 
 def check_unclaimed(name: str) -> None:

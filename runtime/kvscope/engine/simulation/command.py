@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvscope.engine import config
 from kvscope.engine.config import (
     MAX_BLOCK_SIZE,
     AdmissionPolicy,
@@ -71,8 +72,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for flag, value, low, high in (
             ("--num-blocks (--num-gpu-blocks-override)", self.num_blocks, 1, MAX_NUM_BLOCKS),
             ("--block-size", self.block_size, 1, MAX_BLOCK_SIZE),
-            ("--max-num-seqs", self.max_num_seqs, 1, 1 << 20),
-            ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 1 << 30),
+            ("--max-num-seqs", self.max_num_seqs, 1, config.MAX_NUM_SEQS),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, config.MAX_TOKENS),
             ("--max-model-len", self.max_model_len, 2, 2 * MAX_TOKENS),
             ("--sliding-window", self.sliding_window, 1, 2 * MAX_TOKENS),
             ("--max-tokens", self.max_tokens, 1, MAX_TOKENS),
