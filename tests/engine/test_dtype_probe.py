@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 import torch
 from torch import nn
@@ -16,6 +17,11 @@ from kvscope.engine.model_hub import resolve_model
 
 LARGE = {"hidden_size": 640, "intermediate_size": 1600, "num_hidden_layers": 12, "num_attention_heads": 10}
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kernels"))
 
 
 @pytest.fixture
@@ -35,6 +41,14 @@ def milliseconds(monkeypatch: pytest.MonkeyPatch) -> dict[torch.dtype, float]:
 def test_bfloat16_must_be_clearly_faster(milliseconds: Any, took: float, chosen: torch.dtype) -> None:
     milliseconds[torch.bfloat16] = took
     assert faster_dtype(64, 64) == (chosen, pytest.approx({torch.float32: 1.0, torch.bfloat16: took}))
+
+
+def test_the_next_start_has_the_same_type(milliseconds: Any) -> None:
+    """Though the machine is busy then."""
+    first = faster_dtype(64, 64)
+    milliseconds[torch.bfloat16] = 3.0
+    assert faster_dtype(64, 64) == first
+    assert faster_dtype(64, 32)[0] is torch.float32
 
 
 def test_both_types_are_really_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,14 +99,19 @@ def test_threads_are_taken_as_long_as_they_pay(seconds, chosen, monkeypatch):
 @pytest.mark.parametrize(
     ("own", "max_rows"), [({16: 1.0, 64: 1.0}, math.inf), ({16: 1.0, 64: 2.0}, 32), ({16: 2.0, 64: 1.0}, FEW_ROWS)]
 )
-def test_more_than_few_rows_are_left_to_who_is_faster(own, max_rows, monkeypatch):
+def test_more_than_few_rows_are_left_to_who_is_faster(own, max_rows, monkeypatch, tmp_path):
+    """And at the next start to the same, whoever is faster then."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     weight = BlockedWeight(0, (64, 16), torch.float32, None)
     monkeypatch.setattr(
         blocked_weight, "seconds", lambda functions, rows: 1.0 if functions == [torch.relu] else own[rows.shape[1]]
     )
-    choose_max_rows({weight: torch.relu})
-    assert weight.takes(torch.ones(1, int(min(max_rows, 3000)), 16))
-    assert weight.takes(torch.ones(1, int(min(max_rows, 3000)) + 1, 16)) == (max_rows == math.inf)
+    for times in (own, {16: 3.0 - own[16], 64: 3.0 - own[64]}):
+        own = times
+        weight.max_rows = 0
+        choose_max_rows({weight: torch.relu})
+        assert weight.takes(torch.ones(1, int(min(max_rows, 3000)), 16))
+        assert weight.takes(torch.ones(1, int(min(max_rows, 3000)) + 1, 16)) == (max_rows == math.inf)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from kvscope.kernels.choices import remembered
 from kvscope.kernels.numba_gemv import multiply_function
 from kvscope.kernels.numba_tile import BLOCK
 from kvscope.kernels.threads import share_out
@@ -74,18 +76,24 @@ def choose_max_rows(operators: Mapping[BlockedWeight, Multiply]) -> None:
     """Leave many rows to another function of the same product where that is faster here. Mutates the weights.
 
     So it is where the processor's vectors are too short, or too few, for the sums of a tile, or where it multiplies
-    matrices.
+    matrices. The answer is kept, since it is one of last bits as well.
     """
     for alike in _by_shape_and_type(list(operators)):
-        max_rows: float = FEW_ROWS
-        for num_rows, holds_for in PROBES:
-            rows = torch.ones(1, num_rows, alike[0].size, dtype=alike[0].dtype)
-            probed = _probed(alike, _PROBED_BYTES * PROBES[0][0] // num_rows)
-            if not as_fast([weight.multiply for weight in probed], [operators[weight] for weight in probed], rows):
-                break
-            max_rows = holds_for
+        question = f"rows of {len(alike)} weights {alike[0].num_outputs} x {alike[0].size} in {alike[0].dtype}"
+        max_rows = remembered(question, partial(_most_rows, alike, operators))
         for weight in alike:
             weight.max_rows = max_rows
+
+
+def _most_rows(alike: list[BlockedWeight], operators: Mapping[BlockedWeight, Multiply]) -> float:
+    max_rows: float = FEW_ROWS
+    for num_rows, holds_for in PROBES:
+        rows = torch.ones(1, num_rows, alike[0].size, dtype=alike[0].dtype)
+        probed = _probed(alike, _PROBED_BYTES * PROBES[0][0] // num_rows)
+        if not as_fast([weight.multiply for weight in probed], [operators[weight] for weight in probed], rows):
+            break
+        max_rows = holds_for
+    return max_rows
 
 
 def as_fast(ours: Sequence[Multiply], theirs: Sequence[Multiply], rows: Tensor) -> bool:

@@ -5,6 +5,7 @@ With matrix units or AVX512_BF16 it halves the bytes and doubles the arithmetic;
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from kvscope.engine.packed_linears import PackedLinear, operators_work
+from kvscope.kernels.choices import remembered
 
+DTYPES = torch.float32, torch.bfloat16
 BUDGET_S = 0.05
 NUM_ROWS = 16  # a step of as many sequences
 MAX_ELEMENTS = 1 << 21  # of the weight: a part of a larger layer tells as much
@@ -27,9 +30,18 @@ def typical_linear(model: nn.Module) -> tuple[int, int]:
 
 
 def faster_dtype(in_features: int, out_features: int) -> tuple[torch.dtype, dict[torch.dtype, float]]:
-    """The type to compute such a layer in, and the milliseconds that either took: the best of some turns."""
+    """The type to compute such a layer in, and the milliseconds that either took when this was first asked here."""
     rows_of_weight = max(min(out_features, MAX_ELEMENTS // in_features), 1)
-    layers = {dtype: _layer(in_features, rows_of_weight, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    question = f"milliseconds of a layer of {rows_of_weight} x {in_features}, by type"
+    took = remembered(question, partial(_milliseconds, in_features, rows_of_weight))
+    best = dict(zip(DTYPES, took, strict=True))
+    gain = best[torch.float32] / best[torch.bfloat16]
+    return torch.bfloat16 if gain >= NEEDED_GAIN else torch.float32, best
+
+
+def _milliseconds(in_features: int, out_features: int) -> list[float]:
+    """Of each type, the best of some turns."""
+    layers = {dtype: _layer(in_features, out_features, dtype) for dtype in DTYPES}
     best = dict.fromkeys(layers, float("inf"))
     started, turns = time.perf_counter(), 0
     while turns < 3 or time.perf_counter() - started < BUDGET_S:
@@ -38,8 +50,7 @@ def faster_dtype(in_features: int, out_features: int) -> tuple[torch.dtype, dict
             begun = time.perf_counter()
             layer()
             best[dtype] = min(best[dtype], 1e3 * (time.perf_counter() - begun))
-    gain = best[torch.float32] / best[torch.bfloat16]
-    return torch.bfloat16 if gain >= NEEDED_GAIN else torch.float32, best
+    return list(best.values())
 
 
 def _layer(in_features: int, out_features: int, dtype: torch.dtype) -> Callable[[], Tensor]:
