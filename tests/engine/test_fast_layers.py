@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from kvscope.engine import fast_layers, model_loader
 from kvscope.engine.config import EngineConfig
@@ -103,3 +104,34 @@ def test_a_model_that_gets_it_wrong_afterwards_is_put_back(monkeypatch: pytest.M
     )
     loaded = model_loader.load_model(EngineConfig(device="cpu"), get_backend("torch"))
     assert not any(isinstance(module, FastNorm | FastGatedMLP) for module in loaded.model.modules())
+
+
+@pytest.mark.parametrize("which", ["none", "cos", "sin", "both", "one angle for all tokens", "q", "k"])
+def test_what_lies_otherwise_is_rotated_by_the_models_own_function(which: str) -> None:
+    """Angles and heads that are not contiguous: as columns of wider rows, or repeated without memory of their own."""
+    asked: list[str] = []
+
+    def own(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        asked.append(which)
+        return apply_rotary_pos_emb(q, k, cos, sin)
+
+    rotate_both = fast_layers._fast_rotation(own)
+    assert rotate_both is not None
+    torch.manual_seed(8)
+    q, k = torch.randn(1, 4, 5, 16), torch.randn(1, 2, 5, 16)
+    cos, sin = torch.rand(2, 1, 5, 16)
+    if which in ("cos", "both"):
+        cos = torch.rand(1, 5, 32)[..., ::2]
+    if which in ("sin", "both"):
+        sin = torch.rand(1, 5, 24)[..., :16]
+    if which == "one angle for all tokens":
+        cos, sin = (angles[:, :1].expand(1, 5, 16) for angles in (cos, sin))
+    if which == "q":
+        q = torch.randn(1, 4, 5, 32)[..., ::2]
+    if which == "k":
+        k = torch.randn(1, 2, 16, 5).transpose(2, 3)
+    asked.clear()
+    found, expected = rotate_both(q, k, cos, sin), apply_rotary_pos_emb(q, k, cos, sin)
+    assert bool(asked) == (which != "none")
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-6)

@@ -156,12 +156,25 @@ def _with_fast_rotation(module: nn.Module) -> Callable[..., Any] | None:
     return forward.__get__(module)
 
 
+def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether `cpu_layers.rotate` reads these as they lie: elements of a head, and all angles, side by side."""
+    angles = (1, q.shape[-2], q.shape[-1])
+    return (
+        q.shape[0] == k.shape[0] == 1
+        and q.shape[-2:] == k.shape[-2:]
+        and q.dtype == k.dtype == cos.dtype == sin.dtype
+        and q.stride(-1) == k.stride(-1) == 1
+        and cos.shape == sin.shape == angles
+        and cos.is_contiguous()
+        and sin.is_contiguous()
+    )
+
+
 def _fast_rotation(own: Any) -> Callable[..., tuple[Tensor, Tensor]] | None:
     """The rotation of Q and K `[1, num_heads, num_tokens, size]`, if it is the common one."""
 
     def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any, **options: Any) -> Any:
-        fits = q.shape[0] == cos.shape[0] == 1 and q.shape[-1] == cos.shape[-1] == k.shape[-1]
-        if more or options or not fits or q.stride(-1) != 1 or k.stride(-1) != 1 or q.dtype != cos.dtype:
+        if more or options or not _can_rotate(q, k, cos, sin):
             return own(q, k, cos, sin, *more, **options)
         return cpu_layers.rotate(q, cos, sin), cpu_layers.rotate(k, cos, sin)
 
