@@ -7,8 +7,10 @@ import msgpack
 import msgspec
 import pytest
 
+from kvscope.events import keyframe as keyframe_module
 from kvscope.events.codec import decode_batch, encode_batch, encode_state
 from kvscope.events.fold import apply_batch
+from kvscope.events.keyframe import Keyframe
 from kvscope.events.state import EngineState
 from kvscope.events.types import RequestSubmitted, SamplingParams
 from kvscope.transport.healing import receivable
@@ -100,6 +102,32 @@ def test_what_is_over_is_packed(lab, monkeypatch) -> None:
         feed(View(history), copy.deepcopy(batches))
         sizes.append(history.num_bytes)
     assert sizes[0] < 0.7 * sizes[1]
+
+
+@pytest.mark.parametrize("most", [0, 1 << 40])
+def test_a_copy_of_a_state_is_the_same_packed_and_as_it_is(lab, monkeypatch, most) -> None:
+    """With what a viewer saw of each block; a large one stays as it is, since to pack it takes too long."""
+    monkeypatch.setattr(keyframe_module, "MAX_PACKED_TOKENS", most)
+    stream = lab.Stream(3)
+    state = EngineState()
+    for batch in stream.take(300):
+        state = apply_batch(state, receivable(copy.deepcopy(batch)))
+        if batch is stream.batches[100]:
+            state.trace()
+    keyframe = Keyframe(state)
+    packed = keyframe.packed()
+    assert (packed is keyframe) == (most == 0)
+    for _ in range(2):
+        restored = packed.restore()
+        assert restored == state
+        assert (restored.traces.since_step, restored.traces.writes, restored.traces.hits) == (
+            state.traces.since_step,
+            state.traces.writes,
+            state.traces.hits,
+        )
+        restored.ref_counts[0] += 1  # somebody's own
+        restored.requests.clear()
+    assert packed.epoch == state.epoch
 
 
 def test_a_frozen_past_does_not_change(lab) -> None:

@@ -1,12 +1,18 @@
 """Compact, independent copies of a state, to go back to later without folding everything again."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
+import numpy as np
+import zstandard
 
-from kvscope.events.columns import Column
+from kvscope.events.columns import Column, column_to_list
 from kvscope.events.state import EngineState, RequestState, SequenceState
-from kvscope.events.traces import pack
+from kvscope.events.traces import Traces, pack
+
+MAX_PACKED_TOKENS = 50_000  # more would take some milliseconds, in which no picture is made
+_LEVEL = 1
 
 
 class Keyframe:
@@ -51,6 +57,53 @@ class Keyframe:
         packed = self._ref_counts.nbytes + self._written_slots.nbytes
         packed += self._traces.num_bytes if self._traces is not None else 0
         return packed + sum(500 + 8 * len(sequence.block_table) for sequence in _sequences(self._bare))
+
+    def packed(self) -> "Keyframe | PackedKeyframe":
+        """To be kept for long."""
+        return PackedKeyframe(self) if sum(length for length, _ in self._lengths) <= MAX_PACKED_TOKENS else self
+
+
+class PackedKeyframe:
+    """A keyframe as one piece of memory. It shares nothing with others, and everybody who restores it unpacks it anew.
+
+    As objects, requests that have long left the engine would lie scattered over memory that is not given back.
+    """
+
+    __slots__ = ("_packed", "epoch")
+
+    def __init__(self, keyframe: Keyframe) -> None:
+        self.epoch = keyframe.epoch
+        plain = msgspec.msgpack.encode(keyframe.restore(), enc_hook=_to_plain)
+        packed = zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
+        self._packed = bytes(memoryview(packed))  # what zstandard returns keeps the room that nothing packed would take
+
+    def restore(self) -> EngineState:
+        """A state of its own for whoever folds on."""
+        plain = zstandard.ZstdDecompressor().decompress(self._packed)
+        return msgspec.msgpack.decode(plain, type=EngineState, dec_hook=_from_plain)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._packed)
+
+
+def _to_plain(value: Any) -> Any:
+    """Numbers of blocks as bytes, and how wide each is; the rest as on the wire (msgspec's `enc_hook`)."""
+    if isinstance(value, Column):
+        numbers = pack(value)
+        return numbers.dtype.str, numbers.tobytes()
+    if isinstance(value, Traces):
+        return value.since_step, value.writes, value.hits
+    return column_to_list(value)
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    """Back again (msgspec's `dec_hook`)."""
+    if kind is Column:
+        return Column.of(np.frombuffer(value[1], value[0]))
+    traces = Traces(0, value[0])
+    traces.writes, traces.hits = (_from_plain(Column, column) for column in value[1:])
+    return traces
 
 
 def _sequences(state: EngineState) -> list[SequenceState]:

@@ -162,9 +162,9 @@ class History:
     def _begin_segment(self, state: EngineState, seq: int | None) -> None:
         if self._segments:
             before = self._segments[-1]
-            self._num_bytes -= before.num_bytes
+            self._num_bytes -= before.total_bytes
             before.pack()
-            self._num_bytes += before.num_bytes
+            self._num_bytes += before.total_bytes
         segment = Segment(Keyframe(state), seq)
         self._segments.append(segment)
         self._num_bytes += segment.keyframe.num_bytes
@@ -184,7 +184,7 @@ class History:
         while len(self._segments) > 1 and self._has_too_much():
             oldest = self._segments.pop(0)
             self._num_batches -= len(oldest)
-            self._num_bytes -= oldest.num_bytes + oldest.keyframe.num_bytes
+            self._num_bytes -= oldest.total_bytes
 
     def _has_too_much(self) -> bool:
         first, last = self._segments[0].columns.times_ns, self._segments[-1].columns.times_ns

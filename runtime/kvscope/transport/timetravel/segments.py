@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 
 import zstandard
 
-from kvscope.events.keyframe import Keyframe
+from kvscope.events.keyframe import Keyframe, PackedKeyframe
 from kvscope.events.types import Batch
 
 BYTES_PER_WIRE_BYTE = 2  # the batch, and the tokens it brought, which copies of the state go on sharing
@@ -78,7 +78,7 @@ class PackedBatches:
 class Segment:
     """The next one begins where its batches end."""
 
-    keyframe: Keyframe
+    keyframe: Keyframe | PackedKeyframe
     seq: int | None  # of the batch before
     columns: HistoryColumns = field(default_factory=HistoryColumns)
     num_events: int = 0
@@ -89,6 +89,11 @@ class Segment:
     def __len__(self) -> int:
         return len(self.columns.seqs)
 
+    @property
+    def total_bytes(self) -> int:
+        """With the copy of the state."""
+        return self.num_bytes + self.keyframe.num_bytes
+
     def add(self, seq: int, batch: Batch, kept: Kept, num_bytes: int) -> None:
         self.columns.add(seq, batch)
         self._batches.append(kept)
@@ -97,6 +102,8 @@ class Segment:
 
     def pack(self) -> None:
         """Nothing will be added."""
+        if isinstance(self.keyframe, Keyframe):
+            self.keyframe = self.keyframe.packed()
         num_bytes = sum(len(batch) for batch in self._batches if isinstance(batch, bytes))
         saved = (BYTES_PER_WIRE_BYTE - PACKED_BYTES_PER_WIRE_BYTE) * num_bytes
         saved += (BYTES_PER_BATCH - PACKED_BYTES_PER_BATCH) * len(self)
