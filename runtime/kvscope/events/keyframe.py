@@ -11,7 +11,7 @@ from kvscope.events.columns import Column, column_to_list
 from kvscope.events.state import EngineState, RequestState, SequenceState
 from kvscope.events.traces import Traces, pack
 
-MAX_PACKED_TOKENS = 50_000  # more would take some milliseconds, in which no picture is made
+MAX_PACKED_TOKENS = 10_000  # more would take some milliseconds, in which no picture is made
 _LEVEL = 1
 
 
