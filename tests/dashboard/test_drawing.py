@@ -10,9 +10,10 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from kvscope.dashboard.candidates import CandidatesDrawing
-from kvscope.dashboard.cards import build_captions, draw_card_row
+from kvscope.dashboard.cards import build_captions, draw_card_row, draw_holders_row
 from kvscope.dashboard.cells import make_cells
 from kvscope.dashboard.colouring import ColourBy
+from kvscope.dashboard.copies import RequestFrame, SequenceFrame
 from kvscope.dashboard.frames import Frame, FrameBuilder, build_frame
 from kvscope.dashboard.glyphs import ASCII, UNICODE
 from kvscope.dashboard.grid import block_glyph, draw_row
@@ -29,7 +30,7 @@ from kvscope.dashboard.table import TableDrawing, copied_blocks, draw_table, dra
 from kvscope.dashboard.theme import BOLD, CURSOR, FAINT, TEXT, TINTS, lit_style, owner_style
 from kvscope.dashboard.ticker import draw_entry
 from kvscope.events.audit import Finding
-from kvscope.events.types import BlocksReleased
+from kvscope.events.types import BlocksReleased, SamplingParams
 from kvscope.transport.source import ListSource, Status
 
 
@@ -196,6 +197,21 @@ def test_cards_show_holders_and_texts():
     assert "P2 ■■■□ 1 r1.0 L1" in shown[0]
     assert " p4│ p5│ a0" in shown[1]
     assert " p4│ p5│ b0" in shown[1]
+
+
+def test_a_holder_that_fits_its_cell_but_for_one_column_of_air_is_whole():
+    holder = SequenceFrame("r1.0", tuple(range(12)), 0, (), 0, "", 0, None)
+    request = RequestFrame("r1", "", "running", None, 0, SamplingParams(), (holder,), 1)
+    pool = build_pool(4, (1,) * 12, (4,) * 12, (request,))
+    frame = frame_of(article_batches())._replace(pool=pool, requests=(request,))
+    layout, captions = lay_out(pool, 60, 20, Zoom.BLOCKS), build_captions(frame)
+    assert layout.cell_width == len("r1.0 L10") + 1
+    drawn = [
+        draw_holders_row(pool, layout, row, NO_LIGHT, captions=captions, glyphs=UNICODE, width=60)
+        for row in range(layout.rows)
+    ]
+    assert "".join(lines(drawn)).count("r1.0 L") == 12
+    assert "r1.0 L10 r1.0 L11" in "\n".join(lines(drawn))
 
 
 def test_block_glyph_counts_a_longer_block_than_its_size_as_full():

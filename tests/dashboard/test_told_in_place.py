@@ -55,6 +55,17 @@ async def test_what_the_engine_refuses_later_is_said_at_the_prompt_and_in_the_li
         await until(pilot, lambda: app.chosen.key == "r1", "the rows below are where they are drawn")
 
 
+async def test_the_second_line_of_what_is_said_at_the_prompt_begins_where_the_first_does():
+    source = live(num_steps=1)
+    source.control.answer = Reply(ok=False, error="far too many words " * 6)
+    async with running(source, (80, 24)) as (app, pilot):
+        await pilot.press("i", "a", "enter")
+        await until(pilot, lambda: "prompt refused" in screen_text(app), "the note")
+        first, second = [line for line in screen_text(app).splitlines() if "far too many" in line]
+        assert first.startswith("   prompt refused: far")
+        assert len(second) - len(second.lstrip()) == 3
+
+
 async def test_only_the_last_prompts_are_waited_for(monkeypatch):
     monkeypatch.setattr("kvscope.dashboard.prompting.MAX_REMEMBERED", 2)
     source = live(num_steps=1)

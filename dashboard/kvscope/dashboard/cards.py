@@ -72,7 +72,8 @@ def draw_holders_row(
     for block_id in range(first, min(first + layout.columns, pool.num_blocks)):
         caption, dimmed = captions.get(block_id), light.dim_others and block_id not in light.logical
         style = theme.FAINT if dimmed else theme.SOFT
-        parts += _fit([(_holder_words(caption), style)] if caption is not None else [], layout.cell_width, glyphs)
+        words = [(_holder_words(caption), style)] if caption is not None else []
+        parts += _fit(words, layout.cell_width, glyphs, num_air=1)
     return make_strip(parts, width)
 
 
@@ -112,9 +113,9 @@ def _texts(block_id: int, light: Light, caption: Caption | None, glyphs: Glyphs)
     return piece_parts(caption.pieces, style, glyphs) or [("reserved, nothing written yet", theme.FAINT)]
 
 
-def _fit(parts: list[Part], width: int, glyphs: Glyphs) -> list[Part]:
-    """`parts` in exactly `width` cells, with two of air at the end."""
-    room = width - 2
+def _fit(parts: list[Part], width: int, glyphs: Glyphs, *, num_air: int = 2) -> list[Part]:
+    """`parts` in exactly `width` cells, with some of air at the end."""
+    room = width - num_air
     fitted: list[Part] = []
     for text, style in parts:
         shown = clip(text, room - measure(fitted), glyphs)

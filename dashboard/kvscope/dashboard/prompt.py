@@ -179,7 +179,7 @@ class PromptBar(Vertical):
         self._noted = self.input.value
         line = self.query_one("#prompt-note", Static)
         if message is not None:  # else the screen would be laid out again for every key
-            line.update(Content(f"   {make_printable(message)}"))
+            line.update(Content(make_printable(message)))
         line.display = message is not None
 
     def on_text_area_changed(self, event: TextArea.Changed) -> None:
