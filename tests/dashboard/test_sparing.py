@@ -289,3 +289,16 @@ async def test_a_terminal_that_has_gone_ends_the_dashboard(monkeypatch):
         line._file.write("a frame")
         await until(pilot, lambda: codes == [129], "the end")
         assert line.has_room  # nobody waits for it
+
+
+async def test_a_grid_without_room_draws_nothing_of_another_pool():
+    """A host pool that comes back after a restart, smaller, is asked for lines before it is told of its room."""
+    async with running(live()) as (app, _):
+        grid, light = app.query_one("#grid", BlockGrid), NO_LIGHT._replace(by=ColourBy.REFS)
+        many, few = (np.ones(count, np.int32) for count in (20_000, 8))
+        pool = app._frame.pool
+        grid.show(pool._replace(refs=many, written=many), light, {})
+        assert grid.layout_now.zoom is Zoom.GROUPS
+        grid.display = False
+        grid.show(pool._replace(refs=few, written=few), light, {})
+        assert [grid.line_at(y).text.strip() for y in range(3)] == ["", "", ""]

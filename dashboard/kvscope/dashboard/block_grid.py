@@ -90,6 +90,7 @@ class BlockGrid(StripPane):
         """Lay out, then paint the visible lines that differ from what is on the screen."""
         width, height = self.room.size
         if width <= 0 or height <= 0 or not self.display:
+            self._draw_nothing()
             return
         # The legend has the last line.
         self.layout_now = lay_out(self._pool, width, height - self._has_legend, self._zoom, halves=self._has_halves)
@@ -105,6 +106,10 @@ class BlockGrid(StripPane):
         others = [y for y, strip in self._painted.items() if (known := before.get(y)) is not strip and known != strip]
         self._changed = self._cells.unlike(cells_before) if self._cells is not None else {}
         self.repaint_lines(others + [y for y in self._changed if y not in self._painted])
+
+    def _draw_nothing(self) -> None:
+        """Until there is room: rows of the pool before may be asked for first, of which this one need not have any."""
+        self.layout_now, self._cells, self._painted, self._cards = lay_out(EMPTY_POOL, 1, 1), None, {}, {}
 
     def _make_cells(self, top: int, height: int) -> Cells | None:
         layout = self.layout_now
