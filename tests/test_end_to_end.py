@@ -90,7 +90,7 @@ def test_late_joiners_end_with_the_state_of_one_who_was_there_from_the_start(tmp
             time.sleep(rng.uniform(0, 0.08))  # a random moment, not a wait for something
             joined.append(stack.enter_context(contextlib.closing(EngineClient(resolve("late")).connect())))
             if finished(first, request_ids):
-                request_ids += submit_all(first)
+                request_ids = submit_all(first)  # those before have finished, and may have left the state
         wait_until(lambda: finished(first, request_ids), "all requests finished")
         wait_until(lambda: all(c.view.last_seq == first.view.last_seq for c in joined), "everybody caught up")
         expected = encode_state(first.view.state)
