@@ -156,13 +156,6 @@ def test_another_life_does_not_fit(pool: Auditor, batch_of: MakeBatch) -> None:
         apply_batch(pool.state, batch_of(epoch=b"another life 123"))
 
 
-def test_an_engine_starts_once_in_a_life(pool: Auditor, batch_of: MakeBatch, samples: tuple[Event, ...]) -> None:
-    """With requests that hold blocks of a pool there was."""
-    [started] = [event for event in samples if isinstance(event, ev.EngineStarted)]
-    with pytest.raises(FoldError, match="started already"):
-        fold(pool, batch_of, started)
-
-
 def test_memory_before_the_announcement_does_not_fit(batch_of: MakeBatch, samples: tuple[Event, ...]) -> None:
     [submitted] = [event for event in samples if isinstance(event, ev.RequestSubmitted)]
     with pytest.raises(FoldError):

@@ -76,9 +76,6 @@ def folds(kind: type[Event]) -> bool:
 
 
 def _engine_started(state: EngineState, event: ev.EngineStarted) -> None:
-    """The first event of a life: what requests hold would point into another pool."""
-    if state.info is not None or state.requests:
-        raise FoldError("the engine has started already")
     state.info, state.wall_time_ns, state.status = event.info, event.wall_time_ns, "running"
     state.schema_version = event.schema_version
     state.ref_counts, state.written_slots = Column.zeros(event.info.num_blocks), Column.zeros(event.info.num_blocks)
